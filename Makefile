@@ -1,0 +1,101 @@
+# One command for each thing one does here. Needs Python 3.11+, git and make; the rest is installed
+# into .venv once, and again when pyproject.toml changes. `make help` lists the targets.
+
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+VENV := .venv
+PROTO_VENV := .venv-proto
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet
+STUBS := client/python/anarchon/v1
+
+# Arguments passed on: `make demo DEMO="--seconds 20"`, `make test TESTS=tests/unit PYTEST="-x -k s19"`.
+DEMO ?=
+TESTS ?= tests
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in under a minute
+	$(BIN)/anarchon demo $(DEMO)
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## Run every test; core must be covered to its last branch
+	$(BIN)/pytest $(TESTS) $(PYTEST) $(COVERAGE)
+
+# Part of a suite cannot cover the whole core.
+ifeq ($(TESTS)$(PYTEST),tests)
+COVERAGE := --cov=anarchon_server.core --cov-branch --cov-report=term --cov-fail-under=100
+endif
+
+.PHONY: check
+check: lint types imports proto-check ## Everything that can be checked without running it
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Format and lint, as rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: $(VENV)/.installed-dev ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.installed-dev ## The architecture's import rules
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: proto-check
+proto-check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint the protocol; the committed stubs must be fresh
+	cd proto && ../$(BIN)/buf lint
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && proto/generate "$$fresh" \
+		&& { diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/anarchon/v1" $(STUBS) \
+		|| { echo "The stubs in $(STUBS) are stale: run 'make proto' and commit them." >&2; exit 1; }; }
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## Format, and mend what lint can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: proto
+proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
+	rm -f $(STUBS)/*_pb2.py $(STUBS)/*_pb2.pyi $(STUBS)/*_pb2_grpc.py $(STUBS)/*_pb2_grpc.pyi
+	proto/generate client/python
+
+.PHONY: clean
+clean: ## Remove environments, caches and builds
+	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
+		.hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ── Environments ────────────────────────────────────────────────────────────────────────────────
+
+# make_venv DIR: an environment with pip, or one clear line about what the machine lacks.
+define make_venv
+	@test -n "$(PYTHON)" || { echo "Anarchon needs Python 3.11 or newer, and found none. Install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(1)/bin/pip || { rm -rf $(1); $(PYTHON) -m venv $(1) >/dev/null 2>&1; } || { rm -rf $(1); \
+		echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu install it first: apt install python3-venv" >&2; exit 1; }
+endef
+
+# What the demo needs.
+$(VENV)/.installed: pyproject.toml
+	$(call make_venv,$(VENV))
+	$(BIN)/python $(PIP_INSTALL) --editable '.[server]'
+	@touch $@
+
+# What tests and checks need besides. Dependency groups want pip 25.1.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
+	$(BIN)/python $(PIP_INSTALL) --group dev
+	@touch $@
+
+# The stubs are made with the oldest toolchain supported, which has no room beside the newest runtime.
+$(PROTO_VENV)/.installed: pyproject.toml
+	$(call make_venv,$(PROTO_VENV))
+	$(PROTO_VENV)/bin/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
+	$(PROTO_VENV)/bin/python $(PIP_INSTALL) --group proto
+	@touch $@

@@ -1,0 +1,1 @@
+"""The Anarchon client: the public names, nothing else. It may import the standard library, grpc and protobuf."""

@@ -1,0 +1,1 @@
+"""The Anarchon sidecar: slot computation, claims, leases and takeover beside an application."""

@@ -1,0 +1,1 @@
+"""The pure heart of the sidecar: values and functions; time comes in as an argument."""
