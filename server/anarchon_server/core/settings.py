@@ -1,0 +1,28 @@
+"""What an engine is told once, at its start. Imports `limits` only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anarchon_server.core import limits
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The engine's configuration; durations in milliseconds.
+
+    `instance_id` is the label that history shows, `incarnation` the identity behind it,
+    drawn at random at each start (S32). `doubts` are the store's, for `GetInstance`.
+    """
+
+    instance_id: str
+    incarnation: str
+    version: str = ""
+    tzdata_version: str = ""
+    lease_ms: int = limits.LEASE_DEFAULT
+    stop_grace_ms: int = limits.STOP_GRACE
+    max_clock_offset_ms: int = limits.CLOCK_OFFSET_MAX
+    history_ms: int = limits.HISTORY_DAYS * limits.DAY
+    history_max: int = limits.HISTORY_MAX
+    prune_every_ms: int = limits.PRUNE_EVERY
+    doubts: tuple[str, ...] = ()
