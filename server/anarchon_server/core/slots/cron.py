@@ -1,0 +1,156 @@
+"""Cron schedules: an expression on the wall clock of a zone, with Debian's rule for clock changes
+(S7, S8). Pure: whole milliseconds in, whole milliseconds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anarchon_server.core.slots.errors import ScheduleError
+from anarchon_server.core.slots.grammar import parse_expression
+from anarchon_server.core.slots.identity import identity_of
+from anarchon_server.core.slots.wall import Wall
+from anarchon_server.core.slots.zones import Stretch, zone_named
+
+HORIZON_S = 7_258_118_400
+"""2200-01-01T00:00:00Z. Cron slots are from the epoch to before this."""
+
+CAUGHT_UP_S = 3 * 3600
+"""The largest clock change after which fixed times are made up for, or not repeated."""
+
+
+class Cron:
+    """A cron expression of five fields, or six with seconds first, in a time zone.
+
+    `time_zone` is an IANA name; empty means UTC. `job` is the job's name, which `H` is drawn from
+    and needs. Raises `ScheduleError` for what is not in the grammar, for an unknown zone, and for
+    a schedule that never has a slot (S9). Slots are whole seconds from 1970 to the end of 2199.
+
+    Two objects are equal where their `identity` is. One object may serve several threads.
+    """
+
+    __slots__ = ("_identity", "_wall", "_wildcard", "_zone", "expression", "job", "time_zone")
+
+    def __init__(self, expression: str, time_zone: str = "", job: str | None = None) -> None:
+        times = parse_expression(expression, job)
+        self.expression = expression
+        self.time_zone = time_zone or "UTC"
+        self.job = job
+        self._zone = zone_named(self.time_zone)
+        self._wall = Wall(times)
+        self._wildcard = times.wildcard
+        self._identity: str | None = None
+        self._refuse_never()
+
+    @property
+    def identity(self) -> str:
+        """What two instances compare: one text for all spellings of one schedule.
+
+        The version of the time zone database is not in it.
+        """
+        if self._identity is None:
+            self._identity = identity_of(self._wall, self.time_zone)
+        return self._identity
+
+    def next_after(self, after_ms: int) -> int | None:
+        """Return the first slot later than `after_ms`; None where there is none before 2200."""
+        second = max(after_ms // 1000 + 1, 0)
+        wall: int | None = None
+        while second < HORIZON_S:
+            stretch = self._zone.stretch_at(second)
+            if stretch.start_s == second and self._made_up_for(stretch):
+                return second * 1000
+            earliest = max(second + stretch.offset_s, self._first_new_wall(stretch))
+            if wall is None or wall < earliest or self._wildcard:
+                wall = self._wall.at_or_after(earliest)
+                if wall is None:
+                    return None
+            if wall - stretch.offset_s < stretch.end_s:
+                return (wall - stretch.offset_s) * 1000
+            second = stretch.end_s
+        return None
+
+    def previous_upto(self, upto_ms: int) -> int | None:
+        """Return the last slot not later than `upto_ms`; None where there is none since 1970."""
+        second = min(upto_ms // 1000, HORIZON_S - 1)
+        while second >= 0:
+            stretch = self._zone.stretch_at(second)
+            wall = self._wall.at_or_before(second + stretch.offset_s)
+            if wall is not None and wall >= self._first_new_wall(stretch):
+                return (wall - stretch.offset_s) * 1000
+            if self._made_up_for(stretch):
+                return stretch.start_s * 1000
+            second = stretch.start_s - 1
+        return None
+
+    def between(self, start_ms: int, end_ms: int) -> Iterator[int]:
+        """Iterate over the slots later than `start_ms` and not later than `end_ms`, in order."""
+        slot = self.next_after(start_ms)
+        while slot is not None and slot <= end_ms:
+            yield slot
+            slot = self.next_after(slot)
+
+    def is_slot(self, ms: int) -> bool:
+        """Say whether `ms` is a slot."""
+        return self.next_after(ms - 1) == ms
+
+    def shortest_gap_ms(self, from_ms: int, count: int = 1000) -> int:
+        """Return the shortest gap between neighbours among the `count` slots after `from_ms`.
+
+        Where fewer than two are left before 2200: the time until then.
+        """
+        shortest = HORIZON_S * 1000
+        slot = self.next_after(from_ms)
+        for _ in range(count - 1):
+            following = None if slot is None else self.next_after(slot)
+            if slot is None or following is None:
+                break
+            shortest = min(shortest, following - slot)
+            slot = following
+        return shortest
+
+    def __eq__(self, other: object) -> bool:
+        return self.identity == other.identity if isinstance(other, Cron) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __repr__(self) -> str:
+        job = "" if self.job is None else f", job={self.job!r}"
+        return f"Cron({self.expression!r}, {self.time_zone!r}{job})"
+
+    # ── The rule for clock changes ──────────────────────────────────────────────────────────────
+
+    def _first_new_wall(self, stretch: Stretch) -> int:
+        """Return the first wall time of `stretch` that counts.
+
+        Times shown a second time do not count for a fixed schedule, unless the clock went back by
+        more than it makes up for.
+        """
+        first = stretch.start_s + stretch.offset_s
+        if self._wildcard or not -CAUGHT_UP_S <= stretch.change_s < 0:
+            return first
+        return max(first, stretch.changed_at_s + stretch.offset_s - stretch.change_s)
+
+    def _made_up_for(self, stretch: Stretch) -> bool:
+        """Say whether the start of `stretch` makes up for times that the clock skipped there."""
+        if self._wildcard or not 0 < stretch.change_s <= CAUGHT_UP_S:
+            return False
+        if stretch.changed_at_s != stretch.start_s:
+            return False
+        skipped_until = stretch.start_s + stretch.offset_s
+        wall = self._wall.at_or_after(skipped_until - stretch.change_s)
+        return wall is not None and wall < skipped_until
+
+    def _refuse_never(self) -> None:
+        if self._wall.never_matches():
+            raise ScheduleError(
+                "expression", self.expression, "it never fires: no month in it has such a day"
+            )
+        if self.next_after(-1) is None:
+            raise ScheduleError(
+                "expression",
+                self.expression,
+                f"it never fires: in {self.time_zone} the clock always skips that time; "
+                "without a star in second, minute and hour it would be made up for",
+            )

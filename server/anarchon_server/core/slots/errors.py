@@ -1,0 +1,31 @@
+"""The one error of slot computation. Imports nothing."""
+
+from __future__ import annotations
+
+_SHOWN_CHARACTERS = 60
+
+
+class ScheduleError(ValueError):
+    """A schedule is refused. `field` and `value` say what, `expected` what would be right.
+
+    `field` is "period", "offset", "expression", "time zone", or a field of a cron expression
+    ("minute", "day of month", ...). The message is one line of printable ASCII, also for hostile
+    text.
+    """
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(field, value, expected)
+        self.field = field
+        self.value = value
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.field} {_shown(self.value)}: {self.expected}"
+
+
+def _shown(value: object) -> str:
+    if not isinstance(value, str):
+        return ascii(value)[:_SHOWN_CHARACTERS]
+    if len(value) <= _SHOWN_CHARACTERS:
+        return ascii(value)
+    return f"{value[:_SHOWN_CHARACTERS]!a}... ({len(value)} characters)"

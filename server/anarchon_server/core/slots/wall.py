@@ -1,0 +1,222 @@
+"""The matching times of a wall clock that never changes: whole seconds since 1970-01-01 00:00 as
+that clock shows them. Zones and clock changes are not known here. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from datetime import date
+
+from anarchon_server.core.slots.grammar import LAST, Times
+
+DAY_S = 86_400
+
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+# One month more on either side than instants have, for the offsets of zones.
+_FIRST_YEAR, _FIRST_MONTH = 1969, 12
+_MONTHS = 231 * 12 + 2
+
+# Day masks of a month have bit 0 for the 1st. The same weekday comes every 7 days.
+_WEEKLY = 1 | 1 << 7 | 1 << 14 | 1 << 21 | 1 << 28
+
+
+class Month:
+    """A month of the calendar: `start_day` to before `end_day`, in days since the epoch.
+
+    `shape` numbers the 28 kinds of months that differ in length or in the weekday of the 1st.
+    """
+
+    __slots__ = ("end_day", "number", "shape", "start_day")
+
+    def __init__(self, year: int, number: int) -> None:
+        following = (year, number + 1) if number < 12 else (year + 1, 1)
+        self.number = number
+        self.start_day = date(year, number, 1).toordinal() - _EPOCH_ORDINAL
+        self.end_day = date(*following, 1).toordinal() - _EPOCH_ORDINAL
+        self.shape = shape_of((self.start_day + 4) % 7, self.end_day - self.start_day)
+
+
+def shape_of(first_weekday: int, length: int) -> int:
+    """Return the shape of months of `length` days that begin on `first_weekday` (0 is Sunday)."""
+    return first_weekday * 4 + length - 28
+
+
+_CALENDAR = tuple(
+    Month(_FIRST_YEAR + index // 12, index % 12 + 1)
+    for index in range(_FIRST_MONTH - 1, _FIRST_MONTH - 1 + _MONTHS)
+)
+
+
+def _month_index(day: int) -> int:
+    found = date.fromordinal(day + _EPOCH_ORDINAL)
+    return (found.year - _FIRST_YEAR) * 12 + found.month - _FIRST_MONTH
+
+
+_LENGTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+MONTH_SHAPES = tuple(
+    (month, first_weekday, length)
+    for month, longest in enumerate(_LENGTHS, 1)
+    for length in ((28, 29) if month == 2 else (longest,))
+    for first_weekday in range(7)
+)
+"""All months there are: (month, weekday of the 1st, length). Each comes within 28 years."""
+
+
+class Wall:
+    """The wall times that match `times`, from December 1969 to January 2200.
+
+    Immutable but for a memory of the month last asked about, which is one assignment, and so an
+    object may serve several threads.
+    """
+
+    __slots__ = ("_day_masks", "_first_time", "_last_time", "_recent", "times")
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self._day_masks: dict[int, int] = {}
+        first_hour, first_minute, first_second = map(_lowest, _masks(times))
+        last_hour, last_minute, last_second = map(_highest, _masks(times))
+        self._first_time = first_hour * 3600 + first_minute * 60 + first_second
+        self._last_time = last_hour * 3600 + last_minute * 60 + last_second
+        # Start and end of the month last asked about, and its mask.
+        self._recent = (0, 0, 0)
+
+    def at_or_after(self, wall_s: int) -> int | None:
+        """Return the first match not earlier than `wall_s`; None: none until the calendar ends."""
+        day, time = divmod(wall_s, DAY_S)
+        if time <= self._last_time and self._matches(day):
+            return day * DAY_S + self._time_from(time)
+        next_day = self._day_from(day + 1)
+        return None if next_day is None else next_day * DAY_S + self._first_time
+
+    def at_or_before(self, wall_s: int) -> int | None:
+        """Return the last match not later than `wall_s`; None: none since the calendar began."""
+        day, time = divmod(wall_s, DAY_S)
+        if time >= self._first_time and self._matches(day):
+            return day * DAY_S + self._time_upto(time)
+        last_day = self._day_upto(day - 1)
+        return None if last_day is None else last_day * DAY_S + self._last_time
+
+    def day_mask(self, month: int, first_weekday: int, length: int) -> int:
+        """Return the matching days of a month (1 to 12) of this shape; bit 0 is the 1st."""
+        if not self.times.months >> month & 1:
+            return 0
+        shape = shape_of(first_weekday, length)
+        mask = self._day_masks.get(shape)
+        if mask is None:
+            mask = self._day_masks[shape] = _days_matching(self.times, first_weekday, length)
+        return mask
+
+    def never_matches(self) -> bool:
+        """Say whether no date matches, in any year."""
+        return not any(self.day_mask(*shape) for shape in MONTH_SHAPES)
+
+    # ── Days ────────────────────────────────────────────────────────────────────────────────────
+
+    def _matches(self, day: int) -> bool:
+        start, end, mask = self._recent
+        if not start <= day < end:
+            start, mask = self._look_up(_month_index(day))
+        return bool(mask >> (day - start) & 1)
+
+    def _look_up(self, index: int) -> tuple[int, int]:
+        month = _CALENDAR[index]
+        start, end = month.start_day, month.end_day
+        mask = self.day_mask(month.number, (start + 4) % 7, end - start)
+        self._recent = (start, end, mask)
+        return start, mask
+
+    def _day_from(self, day: int) -> int | None:
+        start, end, mask = self._recent
+        if start <= day < end and (rest := mask >> (day - start)):
+            return day + _lowest(rest)
+        for index in range(_month_index(day), _MONTHS):
+            start, mask = self._look_up(index)
+            rest = mask >> max(0, day - start)
+            if rest:
+                return max(day, start) + _lowest(rest)
+        return None
+
+    def _day_upto(self, day: int) -> int | None:
+        for index in range(_month_index(day), -1, -1):
+            start, mask = self._look_up(index)
+            rest = mask & ((2 << max(0, day - start)) - 1) if day < start + 31 else mask
+            if rest:
+                return start + _highest(rest)
+        return None
+
+    # ── Times of day ────────────────────────────────────────────────────────────────────────────
+
+    def _time_from(self, time: int) -> int:
+        """Return the first matching time of a day from `time` on; there is one."""
+        hour, rest = divmod(time, 3600)
+        minute, second = divmod(rest, 60)
+        times = self.times
+        if times.hours >> hour & 1:
+            if times.minutes >> minute & 1 and (seconds := times.seconds >> second):
+                return time + _lowest(seconds)
+            if minutes := times.minutes >> minute + 1:
+                minute += 1 + _lowest(minutes)
+                return hour * 3600 + minute * 60 + self._first_time % 60
+        hour += 1 + _lowest(times.hours >> hour + 1)
+        return hour * 3600 + self._first_time % 3600
+
+    def _time_upto(self, time: int) -> int:
+        """Return the last matching time of a day up to `time`; there is one."""
+        hour, rest = divmod(time, 3600)
+        minute, second = divmod(rest, 60)
+        times = self.times
+        if times.hours >> hour & 1:
+            if times.minutes >> minute & 1 and (seconds := times.seconds & (2 << second) - 1):
+                return time - second + _highest(seconds)
+            if minutes := times.minutes & (1 << minute) - 1:
+                return hour * 3600 + _highest(minutes) * 60 + self._last_time % 60
+        return _highest(times.hours & (1 << hour) - 1) * 3600 + self._last_time % 3600
+
+
+def _masks(times: Times) -> tuple[int, int, int]:
+    return times.hours, times.minutes, times.seconds
+
+
+def _lowest(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1
+
+
+def _highest(mask: int) -> int:
+    return mask.bit_length() - 1
+
+
+def _days_matching(times: Times, first_weekday: int, length: int) -> int:
+    every_day = (1 << length) - 1
+    by_day = times.days >> 1 & every_day
+    if times.last_day:
+        by_day |= 1 << length - 1
+    if times.near_weekday is not None:
+        by_day |= _nearest_weekday(times.near_weekday, first_weekday, length)
+    by_weekday = 0
+    for weekday in range(7):
+        if times.weekdays >> weekday & 1:
+            by_weekday |= _WEEKLY << (weekday - first_weekday) % 7
+    for weekday, nth in times.nth_weekdays:
+        by_weekday |= _nth_weekday(weekday, nth, first_weekday, length)
+    by_weekday &= every_day
+    return by_day & by_weekday if times.both_days else by_day | by_weekday
+
+
+def _nth_weekday(weekday: int, nth: int, first_weekday: int, length: int) -> int:
+    days = _WEEKLY << (weekday - first_weekday) % 7 & (1 << length) - 1
+    if nth == LAST:
+        return 1 << _highest(days)
+    return days & 1 << (weekday - first_weekday) % 7 + 7 * (nth - 1)
+
+
+def _nearest_weekday(day: int, first_weekday: int, length: int) -> int:
+    """Return the Monday to Friday nearest to `day`, within the month; no day, no weekday."""
+    if day == LAST:
+        day = length
+        shift = {6: -1, 0: -2}
+    else:
+        shift = {6: 2 if day == 1 else -1, 0: -2 if day == length else 1}
+    if day > length:
+        return 0
+    return 1 << day - 1 + shift.get((first_weekday + day - 1) % 7, 0)
