@@ -7,18 +7,22 @@ one must hold the job's rows from reading to saving: that is the store's atomic 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from anarchon_server.core.limits import (
     ATTEMPTS_MAX,
     EARLY_MAX,
+    LOST_SHOWN,
     MISSED_LISTED_MAX,
     lease_margin,
 )
 from anarchon_server.core.model import (
     Attempt,
     CancelReason,
+    Definition,
+    Instance,
+    InstanceState,
     Lease,
     Outcome,
     OverlapPolicy,
@@ -73,12 +77,38 @@ class JobRecord:
     """What the store keeps per job for its decisions.
 
     No slot at or below `floor` that has no row is ever claimed or planned (S2); `fence` is
-    the highest ever given.
+    the highest ever given. `definition_id` and its `schedule_id` are the current definition's
+    (empty: there is none), current since `definition_at` (S28).
     """
 
     job: str
     floor: int = -1
     fence: int = 0
+    definition_id: str = ""
+    schedule_id: str = ""
+    definition_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """What the store keeps per job and schedule.
+
+    The schedule's present stretch began at `since` (S28); every slot of it up to `settled`
+    has a row or is counted in one (S20).
+    """
+
+    since: int
+    settled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """That the instance `incarnation` holds one definition of a job."""
+
+    incarnation: str
+    job: str
+    definition_id: str
+    schedule_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +145,14 @@ class PlanVerdict:
     saved: tuple[Saved, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RegistrationVerdict:
+    """What a registration changes: the job, and its schedule (None: it has none)."""
+
+    job: JobRecord
+    schedule: ScheduleRecord | None
+
+
 # --- Reading -----------------------------------------------------------------------------
 
 
@@ -140,9 +178,7 @@ def view(run: Run, now: Moment, attempts: Sequence[Attempt] = ()) -> RunView:
         assert run.current is not None
         lapsed = replace(run.current, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST)
         shown = tuple(lapsed if a.attempt == lapsed.attempt else a for a in attempts)
-        run = replace(
-            run, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST, current=lapsed
-        )
+        run = replace(run, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST, current=lapsed)
         return RunView(run, left, shown)
     return RunView(run, left, tuple(attempts))
 
@@ -388,8 +424,10 @@ def judge_renewal(renewal: Renewal, now: Moment, run: Run | None) -> TokenVerdic
     """
     if run is None:
         return _token_answer(TokenOutcome.UNKNOWN_TOKEN, None, now)
-    held_elsewhere = not renewal.adopt and run.current is not None and (
-        run.current.incarnation != renewal.incarnation
+    held_elsewhere = (
+        not renewal.adopt
+        and run.current is not None
+        and (run.current.incarnation != renewal.incarnation)
     )
     if run.token != renewal.token or run.state.final or run.freed or held_elsewhere:
         return _token_answer(TokenOutcome.FENCED, run, now)
@@ -398,9 +436,7 @@ def judge_renewal(renewal: Renewal, now: Moment, run: Run | None) -> TokenVerdic
     assert run.current is not None
     current = run.current
     if renewal.adopt:
-        current = replace(
-            current, instance_id=renewal.instance_id, incarnation=renewal.incarnation
-        )
+        current = replace(current, instance_id=renewal.instance_id, incarnation=renewal.incarnation)
     if renewal.started_at is not None and current.started_at is None:
         started_at = max(renewal.started_at, run.slot)
         current = replace(current, state=RunState.RUNNING, started_at=started_at)
@@ -426,9 +462,7 @@ def judge_completion(
     outcome = completion.outcome
     if run.token != completion.token:
         repeated = past is not None and _agrees(outcome, past)
-        return _token_answer(
-            TokenOutcome.RECORDED if repeated else TokenOutcome.FENCED, run, now
-        )
+        return _token_answer(TokenOutcome.RECORDED if repeated else TokenOutcome.FENCED, run, now)
     if run.state.final or run.freed:
         return _repeat_or_late(completion, now, run)
     if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
@@ -500,9 +534,7 @@ def judge_release(release: Release, now: Moment, run: Run | None) -> TokenVerdic
 def _freed(run: Run, now: Moment, reason: str, word: TokenOutcome) -> TokenVerdict:
     """The present attempt is over now, and the run open for the next, or ended with it."""
     assert run.current is not None
-    current = replace(
-        run.current, state=RunState.INTERRUPTED, reason=reason, ended_at=now.at
-    )
+    current = replace(run.current, state=RunState.INTERRUPTED, reason=reason, ended_at=now.at)
     freed = replace(run, state=RunState.INTERRUPTED, reason=reason, current=current, freed=reason)
     saved = _ended_instead(freed, now) or Saved(freed, (current,))
     return TokenVerdict(TokenAnswer(word, view(saved.run, now)), saved)
@@ -572,3 +604,71 @@ def _missed(job: str, slot: int, now: Moment, covered: int) -> Saved:
             ended_at=now.at,
         )
     )
+
+
+# --- Definitions and instances -----------------------------------------------------------
+
+
+def is_live(instance: Instance, now: Moment) -> bool:
+    """Whether the instance was heard of within its lease: what it holds counts (S28)."""
+    return now.at - instance.seen_at <= instance.lease_ms
+
+
+def is_forgotten(instance: Instance, now: Moment) -> bool:
+    """Whether the instance was LOST for so long that nobody is shown it any more."""
+    return now.at - instance.seen_at > instance.lease_ms + LOST_SHOWN
+
+
+def shown_instance(instance: Instance, now: Moment) -> Instance:
+    """The instance as it shows at this moment: LOST when it is not live."""
+    return instance if is_live(instance, now) else replace(instance, state=InstanceState.LOST)
+
+
+def judge_registration(
+    definition: Definition,
+    now: Moment,
+    job: JobRecord,
+    schedule: ScheduleRecord | None,
+    held: Collection[Hold],
+) -> RegistrationVerdict:
+    """Decides what becomes of one definition (S28).
+
+    `held` is what live instances hold of the job, this one included, from before the
+    registration; `schedule` is the record of the definition's schedule.
+    """
+    in_use = {job.schedule_id, *(hold.schedule_id for hold in held)}
+    known = {job.definition_id, *(hold.definition_id for hold in held)}
+    if definition.definition_id not in known:
+        job = replace(
+            job,
+            definition_id=definition.definition_id,
+            schedule_id=definition.schedule_id,
+            definition_at=now.at,
+        )
+    if not definition.schedule_id:
+        return RegistrationVerdict(job, None)
+    if schedule is None or definition.schedule_id not in in_use:
+        schedule = ScheduleRecord(since=now.at, settled=now.at)
+    return RegistrationVerdict(job, schedule)
+
+
+def definitions_differ(held: Iterable[Hold]) -> bool:
+    """Whether live instances, which hold `held` of one job, hold different definitions."""
+    return len({hold.definition_id for hold in held}) > 1
+
+
+# --- Pruning -----------------------------------------------------------------------------
+
+
+def prune_bound(now: Moment, windows: Iterable[int], settled: Iterable[int]) -> int:
+    """The newest slot up to which a job's floor may be raised (S2).
+
+    `windows` are the `catch_up_window`s (ms) of the definitions in use, `settled` those of
+    the schedules in use. Where nothing is in use nothing can be claimed or planned.
+    """
+    return min([now.at - max(windows, default=0), *settled])
+
+
+def judge_floor(job: JobRecord, pruned: Iterable[int]) -> JobRecord:
+    """The job with its floor above every slot about to be deleted (S2)."""
+    return replace(job, floor=max([job.floor, *pruned]))
