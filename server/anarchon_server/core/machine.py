@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from anarchon_server.core.limits import (
     ATTEMPTS_MAX,
+    ATTEMPTS_SHOWN,
     EARLY_MAX,
     LOST_SHOWN,
     MISSED_LISTED_MAX,
@@ -181,6 +182,25 @@ def view(run: Run, now: Moment, attempts: Sequence[Attempt] = ()) -> RunView:
         run = replace(run, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST, current=lapsed)
         return RunView(run, left, shown)
     return RunView(run, left, tuple(attempts))
+
+
+def first_attempt_shown(run: Run) -> int:
+    """The number of the oldest attempt that history shows (S30)."""
+    return max(1, run.attempt - ATTEMPTS_SHOWN + 1)
+
+
+def without_traces(seen: RunView) -> RunView:
+    """The run without its stack traces, which may be long."""
+    run = seen.run
+    if run.current is not None:
+        run = replace(run, current=_without_trace(run.current))
+    return RunView(run, seen.lease_left_ms, tuple(_without_trace(a) for a in seen.attempts))
+
+
+def _without_trace(attempt: Attempt) -> Attempt:
+    if attempt.failure is None:
+        return attempt
+    return replace(attempt, failure=replace(attempt.failure, stack_trace=""))
 
 
 # --- Claiming ----------------------------------------------------------------------------

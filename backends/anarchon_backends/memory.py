@@ -1,0 +1,515 @@
+"""A store in this process's memory: the reference for every other, and the simulator's store.
+
+Atomic here: everything. No method ever waits, so each batch is one step of the event loop, or
+of whoever drives the coroutine with `send(None)`. Whose clock decides: the one it was opened
+with. What it cannot do: serve instances of other processes. What it can lose: everything, when
+the process ends. Imports the port, the machine, the model and the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from anarchon_server.core.errors import StoreRefused
+from anarchon_server.core.machine import (
+    Hold,
+    JobRecord,
+    Moment,
+    Saved,
+    ScheduleRecord,
+    definitions_differ,
+    first_attempt_shown,
+    is_forgotten,
+    is_live,
+    judge_claim,
+    judge_completion,
+    judge_floor,
+    judge_plan,
+    judge_registration,
+    judge_release,
+    judge_renewal,
+    prune_bound,
+    shown_instance,
+    view,
+    without_traces,
+)
+from anarchon_server.core.model import Attempt, Definition, Instance, JobView, Run, RunView
+from anarchon_server.core.store import (
+    Beat,
+    BeatAnswer,
+    Capabilities,
+    Claim,
+    ClaimAnswer,
+    Completion,
+    OpenOptions,
+    Plan,
+    PlanAnswer,
+    PrunePolicy,
+    Registration,
+    Release,
+    Reply,
+    RunQuery,
+    Store,
+    StoreReport,
+    TokenAnswer,
+)
+
+_T = TypeVar("_T")
+
+
+def open_store(url: str, options: OpenOptions) -> Store:
+    """A store of its own, which nobody else can open, for the URL `memory:`."""
+    if url not in ("memory:", "memory://"):
+        raise StoreRefused(
+            f"the store's URL {url!r} says more than a memory store has: use memory:"
+        )
+    return MemoryStore(MemoryDatabase(), options, shared=False)
+
+
+@dataclass(slots=True)
+class _Member:
+    """An instance as last heard of. `registered`: it has said what it holds."""
+
+    instance: Instance
+    registered: bool = False
+    holds: tuple[Hold, ...] = ()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A definition, and when somebody was last known to hold it."""
+
+    definition: Definition
+    held_at: int
+
+
+@dataclass(slots=True)
+class _Space:
+    """All that is kept in one namespace (S31)."""
+
+    jobs: dict[str, JobRecord] = field(default_factory=dict)
+    schedules: dict[tuple[str, str], ScheduleRecord] = field(default_factory=dict)
+    definitions: dict[str, dict[str, _Kept]] = field(default_factory=dict)
+    members: dict[str, _Member] = field(default_factory=dict)
+    runs: dict[str, dict[int, Run]] = field(default_factory=dict)
+    unfinished: dict[str, dict[int, Run]] = field(default_factory=dict)
+    attempts: dict[tuple[str, int], dict[int, Attempt]] = field(default_factory=dict)
+    watchers: WeakValueDictionary[int, asyncio.Event] = field(default_factory=WeakValueDictionary)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def job(self, name: str) -> JobRecord:
+        return self.jobs.get(name) or JobRecord(name)
+
+    def run(self, job: str, slot: int) -> Run | None:
+        return self.runs.get(job, {}).get(slot)
+
+    def settled(self, job: str, schedule_id: str) -> int | None:
+        record = self.schedules.get((job, schedule_id))
+        return record.settled if record else None
+
+    def settle(self, job: str, schedule_id: str, settled: int | None) -> None:
+        if settled is not None:
+            key = (job, schedule_id)
+            self.schedules[key] = replace(self.schedules[key], settled=settled)
+
+    def save(self, saved: Iterable[Saved]) -> None:
+        for each in saved:
+            run = each.run
+            self.runs.setdefault(run.job, {})[run.slot] = run
+            unfinished = self.unfinished.setdefault(run.job, {})
+            if run.state.final:
+                unfinished.pop(run.slot, None)
+            else:
+                unfinished[run.slot] = run
+            attempts = self.attempts.setdefault((run.job, run.slot), {})
+            attempts.update((attempt.attempt, attempt) for attempt in each.attempts)
+            if run.freed:
+                self.wake_watchers()
+
+    def delete(self, run: Run) -> None:
+        del self.runs[run.job][run.slot]
+        self.attempts.pop((run.job, run.slot), None)
+
+    def held(self, now: Moment, job: str) -> tuple[Hold, ...]:
+        """What live instances hold of the job."""
+        live = [member for member in self.members.values() if is_live(member.instance, now)]
+        return tuple(hold for member in live for hold in member.holds if hold.job == job)
+
+    def watcher(self) -> asyncio.Event:
+        """An event that is set whenever a run was freed, for as long as somebody keeps it."""
+        event = asyncio.Event()
+        self.watchers[next(self.numbers)] = event
+        return event
+
+    def wake_watchers(self) -> None:
+        for event in list(self.watchers.values()):
+            event.set()
+
+    def let_go(self, member: _Member, at: int) -> None:
+        """Notes on each definition that this instance held it until `at`."""
+        for hold in member.holds:
+            kept = self.definitions[hold.job][hold.definition_id]
+            kept.held_at = max(kept.held_at, at)
+
+
+class MemoryDatabase:
+    """What several `MemoryStore`s share: the "server", of which each is a connection.
+
+    `store_id` is drawn at random where it is not given.
+    """
+
+    def __init__(self, store_id: str = "") -> None:
+        self.store_id = store_id or secrets.token_hex(8)
+        self._spaces: dict[str, _Space] = {}
+
+    def space(self, namespace: str) -> _Space:
+        """The namespace, made when it is first asked for."""
+        return self._spaces.setdefault(namespace, _Space())
+
+
+class MemoryStore:
+    """One instance's connection to a `MemoryDatabase`."""
+
+    def __init__(
+        self, database: MemoryDatabase, options: OpenOptions, *, shared: bool = True
+    ) -> None:
+        self._database = database
+        self._options = options
+        self._space = database.space(options.namespace)
+        self._capabilities = Capabilities(
+            backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend can do."""
+        return self._capabilities
+
+    async def open(self) -> StoreReport:
+        """Nothing to connect to; says what it is not."""
+        doubts = ["everything is lost when this process ends"]
+        if not self._capabilities.shared:
+            doubts.append("no other instance can use it: every run is this instance's")
+        return StoreReport("memory:", doubts=tuple(doubts))
+
+    async def close(self) -> None:
+        """Nothing to let go of: the database lives as long as somebody refers to it."""
+
+    def _now(self) -> Moment:
+        clock = self._options.clock
+        at_us = clock.wall_us()
+        if self._options.boot_leases:
+            return Moment(at_us, clock.boot_ms(), clock.boot_id, steady=True)
+        return Moment(at_us, at_us // 1_000, "", steady=False)
+
+    def _reply(self, now: Moment, answers: Iterable[_T], jobs: Iterable[str]) -> Reply[_T]:
+        fences = {job: self._space.job(job).fence for job in jobs}
+        return Reply(now.at, tuple(answers), fences, self._database.store_id)
+
+    async def claim(self, claims: Sequence[Claim]) -> Reply[ClaimAnswer]:
+        """First attempts and takeovers."""
+        space, now = self._space, self._now()
+        answers: list[ClaimAnswer] = []
+        for claim in claims:
+            verdict = judge_claim(
+                claim,
+                now,
+                space.job(claim.job),
+                space.settled(claim.job, claim.schedule_id),
+                space.run(claim.job, claim.slot),
+                [r for r in space.unfinished.get(claim.job, {}).values() if r.slot != claim.slot],
+            )
+            space.save(verdict.saved)
+            if claim.job in space.jobs:
+                space.jobs[claim.job] = verdict.job
+            space.settle(claim.job, claim.schedule_id, verdict.settled)
+            answers.append(verdict.answer)
+        return self._reply(now, answers, (claim.job for claim in claims))
+
+    async def settle(self, plans: Sequence[Plan]) -> Reply[PlanAnswer]:
+        """Records slots as missed."""
+        space, now = self._space, self._now()
+        answers: list[PlanAnswer] = []
+        for plan in plans:
+            rows = space.runs.get(plan.job, {})
+            verdict = judge_plan(
+                plan,
+                now,
+                space.job(plan.job),
+                space.settled(plan.job, plan.schedule_id),
+                frozenset(missed.slot for missed in plan.slots if missed.slot in rows),
+            )
+            space.save(verdict.saved)
+            space.settle(plan.job, plan.schedule_id, verdict.answer.settled)
+            answers.append(verdict.answer)
+        return self._reply(now, answers, (plan.job for plan in plans))
+
+    async def beat(self, beat: Beat) -> Reply[BeatAnswer]:
+        """One heartbeat."""
+        space, now = self._space, self._now()
+        renewals: list[TokenAnswer] = []
+        for renewal in beat.renewals:
+            verdict = judge_renewal(renewal, now, space.run(renewal.job, renewal.slot))
+            space.save([verdict.saved] if verdict.saved else [])
+            renewals.append(verdict.answer)
+        looked = [space.run(job, slot) for job, slot in beat.looks]
+        answer = BeatAnswer(
+            renewals=tuple(renewals),
+            looks=tuple(view(run, now) if run else None for run in looked),
+            unfinished=self._sweep(beat, now),
+            settled=tuple(space.settled(job, schedule) for job, schedule in beat.sweep),
+            known=self._seen(beat, now),
+            twins=tuple(
+                incarnation
+                for incarnation, other in space.members.items()
+                if other.instance.instance_id == beat.instance.instance_id
+                and incarnation != beat.instance.incarnation
+                and is_live(other.instance, now)
+            ),
+        )
+        touched = [renewal.job for renewal in beat.renewals]
+        touched += [job for job, _ in (*beat.looks, *beat.sweep)]
+        return self._reply(now, [answer], touched)
+
+    def _sweep(self, beat: Beat, now: Moment) -> tuple[RunView, ...]:
+        jobs = {job for job, _ in beat.sweep}
+        views = [
+            view(run, now) for job in jobs for run in self._space.unfinished.get(job, {}).values()
+        ]
+        views.sort(key=lambda shown: (not shown.takeable, shown.run.slot, shown.run.job))
+        return tuple(views[: beat.sweep_limit])
+
+    def _seen(self, beat: Beat, now: Moment) -> bool:
+        """Notes that the instance lives, or that it leaves; whether it is registered."""
+        instance = replace(beat.instance, seen_at=now.at)
+        member = self._space.members.setdefault(instance.incarnation, _Member(instance))
+        member.instance = instance
+        if beat.leaving:
+            self._space.let_go(member, now.at)
+            del self._space.members[instance.incarnation]
+        return member.registered
+
+    async def complete(self, completions: Sequence[Completion]) -> Reply[TokenAnswer]:
+        """Records results."""
+        space, now = self._space, self._now()
+        answers: list[TokenAnswer] = []
+        for completion in completions:
+            run = space.run(completion.job, completion.slot)
+            attempts = space.attempts.get((completion.job, completion.slot), {}).values()
+            past = next((a for a in attempts if a.token == completion.token), None)
+            verdict = judge_completion(completion, now, run, past)
+            space.save([verdict.saved] if verdict.saved else [])
+            answers.append(verdict.answer)
+        return self._reply(now, answers, (completion.job for completion in completions))
+
+    async def release(self, releases: Sequence[Release]) -> Reply[TokenAnswer]:
+        """Ends leases at once."""
+        space, now = self._space, self._now()
+        answers: list[TokenAnswer] = []
+        for release in releases:
+            verdict = judge_release(release, now, space.run(release.job, release.slot))
+            space.save([verdict.saved] if verdict.saved else [])
+            answers.append(verdict.answer)
+        return self._reply(now, answers, (release.job for release in releases))
+
+    async def register(
+        self, instance: Instance, definitions: Sequence[Definition]
+    ) -> Reply[Registration]:
+        """Records all that the instance holds now."""
+        space, now = self._space, self._now()
+        held_before = {d.job: space.held(now, d.job) for d in definitions}
+        for each in definitions:
+            key = (each.job, each.schedule_id)
+            before = held_before[each.job]
+            verdict = judge_registration(
+                each, now, space.job(each.job), space.schedules.get(key), before
+            )
+            space.jobs[each.job] = verdict.job
+            if verdict.schedule:
+                space.schedules[key] = verdict.schedule
+            of_job = space.definitions.setdefault(each.job, {})
+            of_job[each.definition_id] = _Kept(each, now.at)
+        if instance.incarnation in space.members:
+            space.let_go(space.members[instance.incarnation], now.at)
+        space.members[instance.incarnation] = _Member(
+            replace(instance, seen_at=now.at),
+            registered=True,
+            holds=tuple(
+                Hold(instance.incarnation, d.job, d.definition_id, d.schedule_id)
+                for d in definitions
+            ),
+        )
+        answers = [self._registration(each, now) for each in definitions]
+        return self._reply(now, answers, (each.job for each in definitions))
+
+    def _registration(self, definition: Definition, now: Moment) -> Registration:
+        job = self._space.job(definition.job)
+        schedule = self._space.schedules.get((definition.job, definition.schedule_id))
+        return Registration(
+            job=definition.job,
+            current=job.definition_id == definition.definition_id,
+            since=schedule.since if schedule else job.definition_at,
+            settled=schedule.settled if schedule else None,
+            definitions_differ=definitions_differ(self._space.held(now, definition.job)),
+        )
+
+    async def runs(self, query: RunQuery) -> Reply[RunView]:
+        """History, newest slot first; equal slots by job name, last first."""
+        space, now = self._space, self._now()
+        jobs = [query.job] if query.job else list(space.runs)
+        found = [run for job in jobs for run in space.runs.get(job, {}).values()]
+        found.sort(key=lambda run: (run.slot, run.job), reverse=True)
+        page: list[RunView] = []
+        for run in found:
+            if len(page) == query.limit:
+                break
+            attempts = space.attempts[run.job, run.slot]
+            first = first_attempt_shown(run)
+            shown = sorted(number for number in attempts if number >= first)
+            seen = view(run, now, [attempts[number] for number in shown])
+            if _wanted(seen, query, attempts.values()):
+                page.append(seen if query.traces else without_traces(seen))
+        return self._reply(now, page, {seen.run.job for seen in page})
+
+    async def jobs(self, names: Sequence[str], after: str, limit: int) -> Reply[JobView]:
+        """The named jobs, or a page of all."""
+        space, now = self._space, self._now()
+        if not names:
+            names = [name for name in sorted(space.definitions) if name > after][:limit]
+        views: list[JobView] = []
+        for name in names:
+            if name not in space.definitions:
+                continue
+            job, held = space.job(name), space.held(now, name)
+            runs = space.runs.get(name, {})
+            views.append(
+                JobView(
+                    name=name,
+                    spec=space.definitions[name][job.definition_id].definition.spec,
+                    definition_at=job.definition_at,
+                    definitions_differ=definitions_differ(held),
+                    instance_ids=tuple(
+                        sorted({space.members[h.incarnation].instance.instance_id for h in held})
+                    ),
+                    last_run=without_traces(view(runs[max(runs)], now)) if runs else None,
+                )
+            )
+        return self._reply(now, views, (seen.name for seen in views))
+
+    async def instances(self) -> Reply[Instance]:
+        """The instances seen lately, by label."""
+        now = self._now()
+        lately = [
+            shown_instance(member.instance, now)
+            for member in self._space.members.values()
+            if not is_forgotten(member.instance, now)
+        ]
+        lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
+        return self._reply(now, lately, ())
+
+    async def prune(self, policy: PrunePolicy) -> Reply[int]:
+        """Deletes a batch of old final runs, and definitions and instances long gone."""
+        space, now = self._space, self._now()
+        for incarnation, member in list(space.members.items()):
+            if is_forgotten(member.instance, now):
+                space.let_go(member, member.instance.seen_at)
+                del space.members[incarnation]
+        gone = 0
+        for job in list(space.definitions):
+            last = self._drop_definitions(job, now, policy)
+            old = self._prunable(job, now, policy, everything=last)[: policy.batch - gone]
+            space.jobs[job] = judge_floor(space.job(job), (run.slot for run in old))
+            for run in old:
+                space.delete(run)
+            gone += len(old)
+            if last and not space.runs.get(job):
+                self._forget(job)
+        return self._reply(now, [gone], ())
+
+    def _prunable(
+        self, job: str, now: Moment, policy: PrunePolicy, *, everything: bool
+    ) -> list[Run]:
+        """The job's runs that may go, oldest first (S30)."""
+        space = self._space
+        runs = sorted(space.runs.get(job, {}).values(), key=lambda run: run.slot)
+        if everything:
+            return [run for run in runs if run.state.final]
+        in_use = {space.job(job).definition_id, *(h.definition_id for h in space.held(now, job))}
+        definitions = [space.definitions[job][each].definition for each in in_use]
+        settled = [space.settled(job, d.schedule_id) for d in definitions if d.schedule_id]
+        bound = prune_bound(
+            now, [d.window_ms for d in definitions], [s for s in settled if s is not None]
+        )
+        over = max(0, len(runs) - policy.history_max)
+        oldest = now.at - policy.history_ms
+        return [
+            run
+            for place, run in enumerate(runs)
+            if run.state.final
+            and run.slot <= bound
+            and (place < over or max(run.slot, run.ended_at or 0) < oldest)
+        ]
+
+    def _drop_definitions(self, job: str, now: Moment, policy: PrunePolicy) -> bool:
+        """Drops what nobody has held for long; whether even the last may go (S28)."""
+        space = self._space
+        of_job = space.definitions[job]
+        held = {h.definition_id for m in space.members.values() for h in m.holds if h.job == job}
+        stale = {
+            each
+            for each, kept in of_job.items()
+            if each not in held and kept.held_at < now.at - policy.history_ms
+        }
+        if len(stale) == len(of_job):
+            return True
+        for each in stale:
+            del of_job[each]
+        if space.job(job).definition_id in stale:
+            newest = max(of_job.values(), key=lambda k: (k.held_at, k.definition.definition_id))
+            space.jobs[job] = replace(
+                space.job(job),
+                definition_id=newest.definition.definition_id,
+                schedule_id=newest.definition.schedule_id,
+            )
+        used = {kept.definition.schedule_id for kept in of_job.values()}
+        for key in [k for k in space.schedules if k[0] == job and k[1] not in used]:
+            del space.schedules[key]
+        return False
+
+    def _forget(self, job: str) -> None:
+        """Drops the job, but for the row with its floor and fence, which must never fall."""
+        space = self._space
+        del space.definitions[job]
+        for key in [k for k in space.schedules if k[0] == job]:
+            del space.schedules[key]
+        record = space.job(job)
+        space.jobs[job] = JobRecord(job, record.floor, record.fence)
+
+    def watch(self) -> AsyncIterator[None]:
+        """Yields soon after a run was freed, from this call on."""
+        return _each_time(self._space.watcher())
+
+
+async def _each_time(event: asyncio.Event) -> AsyncIterator[None]:
+    while True:
+        await event.wait()
+        event.clear()
+        yield
+
+
+def _wanted(seen: RunView, query: RunQuery, attempts: Iterable[Attempt]) -> bool:
+    run = seen.run
+    return (
+        (query.slot is None or run.slot == query.slot)
+        and (not query.states or run.state in query.states)
+        and (query.from_slot is None or run.slot >= query.from_slot)
+        and (query.until_slot is None or run.slot < query.until_slot)
+        and (query.after is None or (run.slot, run.job) < query.after)
+        and (not query.instance_id or any(a.instance_id == query.instance_id for a in attempts))
+    )
