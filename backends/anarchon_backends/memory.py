@@ -20,16 +20,18 @@ from anarchon_server.core.errors import StoreRefused
 from anarchon_server.core.machine import (
     Hold,
     JobRecord,
+    KeptDefinition,
     Moment,
     Saved,
     ScheduleRecord,
     definitions_differ,
     first_attempt_shown,
+    forgotten,
     is_forgotten,
     is_live,
     judge_claim,
     judge_completion,
-    judge_floor,
+    judge_definitions,
     judge_plan,
     judge_registration,
     judge_release,
@@ -39,7 +41,15 @@ from anarchon_server.core.machine import (
     view,
     without_traces,
 )
-from anarchon_server.core.model import Attempt, Definition, Instance, JobView, Run, RunView
+from anarchon_server.core.model import (
+    Attempt,
+    Definition,
+    Instance,
+    JobSpec,
+    JobView,
+    Run,
+    RunView,
+)
 from anarchon_server.core.store import (
     Beat,
     BeatAnswer,
@@ -82,20 +92,13 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A definition, and when somebody was last known to hold it."""
-
-    definition: Definition
-    held_at: int
-
-
-@dataclass(slots=True)
 class _Space:
     """All that is kept in one namespace (S31)."""
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     schedules: dict[tuple[str, str], ScheduleRecord] = field(default_factory=dict)
-    definitions: dict[str, dict[str, _Kept]] = field(default_factory=dict)
+    kept: dict[str, dict[str, KeptDefinition]] = field(default_factory=dict)
+    specs: dict[str, JobSpec] = field(default_factory=dict)
     members: dict[str, _Member] = field(default_factory=dict)
     runs: dict[str, dict[int, Run]] = field(default_factory=dict)
     unfinished: dict[str, dict[int, Run]] = field(default_factory=dict)
@@ -154,8 +157,9 @@ class _Space:
     def let_go(self, member: _Member, at: int) -> None:
         """Notes on each definition that this instance held it until `at`."""
         for hold in member.holds:
-            kept = self.definitions[hold.job][hold.definition_id]
-            kept.held_at = max(kept.held_at, at)
+            of_job = self.kept[hold.job]
+            kept = of_job[hold.definition_id]
+            of_job[hold.definition_id] = replace(kept, held_at=max(kept.held_at, at))
 
 
 class MemoryDatabase:
@@ -333,8 +337,10 @@ class MemoryStore:
             space.jobs[each.job] = verdict.job
             if verdict.schedule:
                 space.schedules[key] = verdict.schedule
-            of_job = space.definitions.setdefault(each.job, {})
-            of_job[each.definition_id] = _Kept(each, now.at)
+            space.kept.setdefault(each.job, {})[each.definition_id] = KeptDefinition(
+                each.definition_id, each.schedule_id, each.window_ms, held_at=now.at
+            )
+            space.specs[each.definition_id] = each.spec
         if instance.incarnation in space.members:
             space.let_go(space.members[instance.incarnation], now.at)
         space.members[instance.incarnation] = _Member(
@@ -381,17 +387,17 @@ class MemoryStore:
         """The named jobs, or a page of all."""
         space, now = self._space, self._now()
         if not names:
-            names = [name for name in sorted(space.definitions) if name > after][:limit]
+            names = [name for name in sorted(space.kept) if name > after][:limit]
         views: list[JobView] = []
         for name in names:
-            if name not in space.definitions:
+            if name not in space.kept:
                 continue
             job, held = space.job(name), space.held(now, name)
             runs = space.runs.get(name, {})
             views.append(
                 JobView(
                     name=name,
-                    spec=space.definitions[name][job.definition_id].definition.spec,
+                    spec=space.specs[job.definition_id],
                     definition_at=job.definition_at,
                     definitions_differ=definitions_differ(held),
                     instance_ids=tuple(
@@ -421,75 +427,57 @@ class MemoryStore:
                 space.let_go(member, member.instance.seen_at)
                 del space.members[incarnation]
         gone = 0
-        for job in list(space.definitions):
-            last = self._drop_definitions(job, now, policy)
-            old = self._prunable(job, now, policy, everything=last)[: policy.batch - gone]
-            space.jobs[job] = judge_floor(space.job(job), (run.slot for run in old))
+        for name in list(space.kept):
+            unused = self._drop_definitions(name, now, policy)
+            old = self._prunable(name, now, policy, unused=unused)[: policy.batch - gone]
+            job = space.job(name)
+            space.jobs[name] = replace(job, floor=max([job.floor, *(run.slot for run in old)]))
             for run in old:
                 space.delete(run)
             gone += len(old)
-            if last and not space.runs.get(job):
-                self._forget(job)
+            if unused and not space.runs.get(name):
+                space.jobs[name] = forgotten(space.jobs[name])
+                for definition_id in space.kept.pop(name):
+                    del space.specs[definition_id]
+                self._drop_schedules(name, used=set())
         return self._reply(now, [gone], ())
 
-    def _prunable(
-        self, job: str, now: Moment, policy: PrunePolicy, *, everything: bool
-    ) -> list[Run]:
-        """The job's runs that may go, oldest first (S30)."""
+    def _drop_definitions(self, name: str, now: Moment, policy: PrunePolicy) -> bool:
+        """Drops what nobody has held for long, but for the last; whether even that may go."""
         space = self._space
-        runs = sorted(space.runs.get(job, {}).values(), key=lambda run: run.slot)
-        if everything:
+        kept = space.kept[name]
+        held = {h.definition_id for m in space.members.values() for h in m.holds if h.job == name}
+        job, gone = judge_definitions(space.job(name), kept.values(), held, now, policy.history_ms)
+        if len(gone) == len(kept):
+            return True
+        space.jobs[name] = job
+        for each in gone:
+            del kept[each.definition_id], space.specs[each.definition_id]
+        self._drop_schedules(name, used={each.schedule_id for each in kept.values()})
+        return False
+
+    def _drop_schedules(self, name: str, used: set[str]) -> None:
+        for key in [k for k in self._space.schedules if k[0] == name and k[1] not in used]:
+            del self._space.schedules[key]
+
+    def _prunable(self, name: str, now: Moment, policy: PrunePolicy, *, unused: bool) -> list[Run]:
+        """The job's runs that may go, oldest first; `unused`: nobody has the job any more."""
+        space = self._space
+        runs = sorted(space.runs.get(name, {}).values(), key=lambda run: run.slot)
+        if unused:
             return [run for run in runs if run.state.final]
-        in_use = {space.job(job).definition_id, *(h.definition_id for h in space.held(now, job))}
-        definitions = [space.definitions[job][each].definition for each in in_use]
-        settled = [space.settled(job, d.schedule_id) for d in definitions if d.schedule_id]
-        bound = prune_bound(
-            now, [d.window_ms for d in definitions], [s for s in settled if s is not None]
-        )
-        over = max(0, len(runs) - policy.history_max)
+        used = {space.job(name).definition_id, *(h.definition_id for h in space.held(now, name))}
+        settled = {key[1]: s.settled for key, s in space.schedules.items() if key[0] == name}
+        bound = prune_bound(now, [space.kept[name][each] for each in used], settled)
+        beyond = len(runs) - policy.history_max
         oldest = now.at - policy.history_ms
         return [
             run
             for place, run in enumerate(runs)
             if run.state.final
             and run.slot <= bound
-            and (place < over or max(run.slot, run.ended_at or 0) < oldest)
+            and (place < beyond or max(run.slot, run.ended_at or 0) < oldest)
         ]
-
-    def _drop_definitions(self, job: str, now: Moment, policy: PrunePolicy) -> bool:
-        """Drops what nobody has held for long; whether even the last may go (S28)."""
-        space = self._space
-        of_job = space.definitions[job]
-        held = {h.definition_id for m in space.members.values() for h in m.holds if h.job == job}
-        stale = {
-            each
-            for each, kept in of_job.items()
-            if each not in held and kept.held_at < now.at - policy.history_ms
-        }
-        if len(stale) == len(of_job):
-            return True
-        for each in stale:
-            del of_job[each]
-        if space.job(job).definition_id in stale:
-            newest = max(of_job.values(), key=lambda k: (k.held_at, k.definition.definition_id))
-            space.jobs[job] = replace(
-                space.job(job),
-                definition_id=newest.definition.definition_id,
-                schedule_id=newest.definition.schedule_id,
-            )
-        used = {kept.definition.schedule_id for kept in of_job.values()}
-        for key in [k for k in space.schedules if k[0] == job and k[1] not in used]:
-            del space.schedules[key]
-        return False
-
-    def _forget(self, job: str) -> None:
-        """Drops the job, but for the row with its floor and fence, which must never fall."""
-        space = self._space
-        del space.definitions[job]
-        for key in [k for k in space.schedules if k[0] == job]:
-            del space.schedules[key]
-        record = space.job(job)
-        space.jobs[job] = JobRecord(job, record.floor, record.fence)
 
     def watch(self) -> AsyncIterator[None]:
         """Yields soon after a run was freed, from this call on."""

@@ -7,7 +7,7 @@ one must hold the job's rows from reading to saving: that is the store's atomic 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anarchon_server.core.limits import (
@@ -680,15 +680,53 @@ def definitions_differ(held: Iterable[Hold]) -> bool:
 # --- Pruning -----------------------------------------------------------------------------
 
 
-def prune_bound(now: Moment, windows: Iterable[int], settled: Iterable[int]) -> int:
-    """The newest slot up to which a job's floor may be raised (S2).
+@dataclass(frozen=True, slots=True)
+class KeptDefinition:
+    """A definition as the store keeps it; `held_at`: when an instance last held it for sure."""
 
-    `windows` are the `catch_up_window`s (ms) of the definitions in use, `settled` those of
-    the schedules in use. Where nothing is in use nothing can be claimed or planned.
+    definition_id: str
+    schedule_id: str
+    window_ms: int
+    held_at: int
+
+
+def judge_definitions(
+    job: JobRecord,
+    kept: Collection[KeptDefinition],
+    held: Collection[str],
+    now: Moment,
+    history_ms: int,
+) -> tuple[JobRecord, tuple[KeptDefinition, ...]]:
+    """Which definitions of a job may go, as nobody has held them for so long (S28).
+
+    `held` are the ids that instances hold, live or not. Where a definition that stays has to
+    follow a current one that goes, it is the one that was held last. Where all may go, so may
+    the whole job.
     """
-    return min([now.at - max(windows, default=0), *settled])
+    gone = tuple(
+        each
+        for each in kept
+        if each.definition_id not in held and each.held_at < now.at - history_ms
+    )
+    stay = [each for each in kept if each not in gone]
+    if stay and job.definition_id not in {each.definition_id for each in stay}:
+        heir = max(stay, key=lambda each: (each.held_at, each.definition_id))
+        job = replace(job, definition_id=heir.definition_id, schedule_id=heir.schedule_id)
+    return job, gone
 
 
-def judge_floor(job: JobRecord, pruned: Iterable[int]) -> JobRecord:
-    """The job with its floor above every slot about to be deleted (S2)."""
-    return replace(job, floor=max([job.floor, *pruned]))
+def prune_bound(now: Moment, in_use: Iterable[KeptDefinition], settled: Mapping[str, int]) -> int:
+    """The newest slot up to which pruning may raise a job's floor (S2).
+
+    `in_use` are the definitions that are current or held by a live instance, `settled` what
+    each schedule has settled. Where nothing is in use nothing can be claimed or planned.
+    """
+    bound = now.at
+    for each in in_use:
+        bound = min(bound, now.at - each.window_ms, settled.get(each.schedule_id, bound))
+    return bound
+
+
+def forgotten(job: JobRecord) -> JobRecord:
+    """A job that nobody has any more: its floor and fence stay, for they must never fall."""
+    return JobRecord(job.job, job.floor, job.fence)
