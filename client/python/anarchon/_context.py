@@ -14,10 +14,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from anarchon._duration import Duration, to_timedelta, wire_to_ms
-from anarchon._errors import CancelReason, JobError, cancelled_error
+from anarchon._errors import CancelReason, JobError, NotConfirmedError, cancelled_error
 from anarchon.v1 import run_pb2, session_pb2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A keep-alive takes 5 s at most, and another may be under way before it.
+_CONFIRM_S = 10.0
 _log = logging.getLogger("anarchon.job")
 
 
@@ -248,7 +250,12 @@ class SyncContext(AttemptContext):
         """Have the lease renewed at the store now, as `Context.confirm` does, and wait for it."""
         self.check()
         if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self._confirmed(), self._loop).result()
+            answer = asyncio.run_coroutine_threadsafe(self._confirmed(), self._loop)
+            try:
+                answer.result(_CONFIRM_S)
+            except TimeoutError:
+                answer.cancel()
+                raise NotConfirmedError("the client's loop is blocked") from None
         self.check()
 
     async def _confirmed(self) -> None:
