@@ -10,13 +10,17 @@ from anarchon_server.core.slots.errors import ScheduleError
 from anarchon_server.core.slots.grammar import parse_expression
 from anarchon_server.core.slots.identity import identity_of
 from anarchon_server.core.slots.wall import Wall
-from anarchon_server.core.slots.zones import Stretch, zone_named
+from anarchon_server.core.slots.words import clock, moved_in_words, notes_on, times_in_words
+from anarchon_server.core.slots.zones import ClockChange, Stretch, zone_named
 
 HORIZON_S = 7_258_118_400
 """2200-01-01T00:00:00Z. Cron slots are from the epoch to before this."""
 
 CAUGHT_UP_S = 3 * 3600
 """The largest clock change after which fixed times are made up for, or not repeated."""
+
+_NEARBY_S = 2 * 86_400
+"""More than an offset and a clock change together: farther away, neither brings a match nearer."""
 
 
 class Cron:
@@ -67,7 +71,7 @@ class Cron:
                     return None
             if wall - stretch.offset_s < stretch.end_s:
                 return (wall - stretch.offset_s) * 1000
-            second = stretch.end_s
+            second = _later(second, stretch, wall)
         return None
 
     def previous_upto(self, upto_ms: int) -> int | None:
@@ -80,7 +84,9 @@ class Cron:
                 return (wall - stretch.offset_s) * 1000
             if self._made_up_for(stretch):
                 return stretch.start_s * 1000
-            second = stretch.start_s - 1
+            if wall is None:
+                return None
+            second = _earlier(second, stretch, wall)
         return None
 
     def between(self, start_ms: int, end_ms: int) -> Iterator[int]:
@@ -99,15 +105,52 @@ class Cron:
 
         Where fewer than two are left before 2200: the time until then.
         """
-        shortest = HORIZON_S * 1000
-        slot = self.next_after(from_ms)
-        for _ in range(count - 1):
-            following = None if slot is None else self.next_after(slot)
-            if slot is None or following is None:
+        shortest = max(0, HORIZON_S * 1000 - from_ms)
+        least = self._wall.least_gap_s() * 1000
+        slot, left = self.next_after(from_ms), count - 1
+        while slot is not None and left > 0:
+            following = self.next_after(slot)
+            if following is None:
                 break
             shortest = min(shortest, following - slot)
-            slot = following
+            slot, left = following, left - 1
+            if shortest <= least:
+                slot, left = self._last_of_stretch(slot, left)
         return shortest
+
+    def clock_changes(self, start_ms: int, end_ms: int) -> Iterator[ClockChange]:
+        """Iterate over the zone's changes after `start_ms` and not after `end_ms`."""
+        return self._zone.changes(start_ms // 1000, end_ms // 1000)
+
+    @property
+    def description(self) -> str:
+        """The schedule in words: "at 08:00 on Mondays, Europe/Athens"."""
+        return f"{times_in_words(self._wall.times)}, {self.time_zone}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader might not expect, because other programs read the text otherwise."""
+        return notes_on(self._wall.times)
+
+    def remark(self, slot_ms: int) -> str:
+        """Say what a clock change did to this slot; empty: nothing.
+
+        It made up for skipped times ("moved" or "merged"), or its local time shows twice.
+        """
+        second = slot_ms // 1000
+        stretch = self._zone.stretch_at(second)
+        wall = second + stretch.offset_s
+        if stretch.start_s == second and self._made_up_for(stretch):
+            return self._moved(wall - stretch.change_s, wall)
+        if (
+            stretch.change_s < 0
+            and wall < stretch.changed_at_s + stretch.offset_s - stretch.change_s
+        ):
+            return f"{clock(wall)} shows twice: this is the second time"
+        following = self._zone.stretch_at(stretch.end_s)
+        if following.change_s < 0 and wall >= stretch.end_s + following.offset_s:
+            return f"{clock(wall)} shows twice: this is the first time"
+        return ""
 
     def __eq__(self, other: object) -> bool:
         return self.identity == other.identity if isinstance(other, Cron) else NotImplemented
@@ -142,15 +185,55 @@ class Cron:
         wall = self._wall.at_or_after(skipped_until - stretch.change_s)
         return wall is not None and wall < skipped_until
 
+    def _moved(self, skipped_from: int, skipped_until: int) -> str:
+        skipped = []
+        wall = self._wall.at_or_after(skipped_from)
+        while wall is not None and wall < skipped_until:
+            skipped.append(wall)
+            wall = self._wall.at_or_after(wall + 1)
+        return moved_in_words(
+            skipped, skipped_until, merged=len(skipped) > 1 or wall == skipped_until
+        )
+
+    def _last_of_stretch(self, slot: int, left: int) -> tuple[int, int]:
+        """Skip slots that lie evenly: return the last one before the offset changes, and how many
+        of `left` remain.
+        """
+        stretch = self._zone.stretch_at(slot // 1000)
+        wall = slot // 1000 + stretch.offset_s
+        last = self._wall.at_or_before(stretch.end_s - 1 + stretch.offset_s)
+        # The first slot of a stretch may be one that was moved, and then the next is nearer.
+        if last is None or last <= wall or stretch.start_s * 1000 == slot:
+            return slot, left
+        return (last - stretch.offset_s) * 1000, max(0, left - self._wall.count(wall, last))
+
     def _refuse_never(self) -> None:
         if self._wall.never_matches():
             raise ScheduleError(
                 "expression", self.expression, "it never fires: no month in it has such a day"
             )
-        if self.next_after(-1) is None:
+        if self._wildcard and self.next_after(-1) is None:
             raise ScheduleError(
                 "expression",
                 self.expression,
                 f"it never fires: in {self.time_zone} the clock always skips that time; "
                 "without a star in second, minute and hour it would be made up for",
             )
+
+
+def _later(second: int, stretch: Stretch, wall: int) -> int:
+    """Return where to look next, when `stretch` has no slot from `second` and `wall` is next.
+
+    No wall time from `second` to `wall` matches, and so neither does one that shows in between,
+    unless a change near `second` shows earlier ones again.
+    """
+    if stretch.end_s < second + _NEARBY_S:
+        return stretch.end_s
+    return max(stretch.end_s, wall - _NEARBY_S)
+
+
+def _earlier(second: int, stretch: Stretch, wall: int) -> int:
+    """The mirror image of `_later`: `wall` is the last match before `stretch`."""
+    if stretch.start_s > second - _NEARBY_S:
+        return stretch.start_s - 1
+    return min(stretch.start_s - 1, wall + _NEARBY_S)

@@ -45,6 +45,12 @@ class Every:
         return f"every {format_duration(self.period_ms)}{offset}"
 
     @property
+    def description(self) -> str:
+        """The schedule in words: "every 10s, counted from 1970-01-01 00:00 UTC"."""
+        start = f"{format_duration(self.offset_ms)} after " if self.offset_ms else ""
+        return f"every {format_duration(self.period_ms)}, counted from {start}1970-01-01 00:00 UTC"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a reader might not expect of this schedule: for a grid, nothing."""
         return ()
@@ -64,6 +70,10 @@ class Every:
     def is_slot(self, ms: int) -> bool:
         """Say whether `ms` is a slot."""
         return (ms - self.offset_ms) % self.period_ms == 0
+
+    def remark(self, slot_ms: int) -> str:  # noqa: ARG002
+        """Say what a clock change did to this slot: to a grid, nothing."""
+        return ""
 
     def shortest_gap_ms(self, from_ms: int, count: int = 1000) -> int:  # noqa: ARG002
         """Return the period: all gaps of a grid are equal."""

@@ -73,8 +73,9 @@ class Times:
     `last_day` adds the month's last day to `days`. `near_weekday` is the weekday nearest to that
     day of the month (`LAST`: the month's last weekday) and then the only one. `nth_weekdays` are
     pairs of weekday and n (1 to 5, or `LAST`), and then `weekdays` is empty. A date must match
-    both day fields where `both_days`, else either. `wildcard` is the class of section "clock
-    changes": the second, minute or hour field begins with a star.
+    both day fields where `both_days`, else either; `contested` marks expressions that other
+    programs read otherwise there: both day fields set, one with a starred step. `wildcard` is the
+    class for clock changes: the second, minute or hour field begins with a star.
     """
 
     seconds: int
@@ -87,6 +88,7 @@ class Times:
     near_weekday: int | None = None
     nth_weekdays: tuple[tuple[int, int], ...] = ()
     both_days: bool = True
+    contested: bool = False
     wildcard: bool = False
 
 
@@ -99,6 +101,7 @@ def parse_expression(expression: str, job: str | None = None) -> Times:
     for field, text in zip((SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY), texts, strict=True):
         _refuse_foreign(field, text)
     second, minute, hour, day, month, weekday = texts
+    both_days = _starred(day) or _starred(weekday)
     times = Times(
         seconds=_values(SECOND, second, job),
         minutes=_values(MINUTE, minute, job),
@@ -106,7 +109,8 @@ def parse_expression(expression: str, job: str | None = None) -> Times:
         days=0,
         months=_values(MONTH, month, job),
         weekdays=0,
-        both_days=_starred(day) or _starred(weekday),
+        both_days=both_days,
+        contested=both_days and not {day, weekday} & {"*", "?"},
         wildcard=_starred(second) or _starred(minute) or _starred(hour),
     )
     return _with_weekdays(_with_days(times, day, job), day, weekday, job)

@@ -5,10 +5,12 @@ that clock shows them. Zones and clock changes are not known here. Imports the s
 from __future__ import annotations
 
 from datetime import date
+from typing import NamedTuple
 
 from anarchon_server.core.slots.grammar import LAST, Times
 
 DAY_S = 86_400
+_NO_GAP = 1_000 * DAY_S
 
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 # One month more on either side than instants have, for the offsets of zones.
@@ -19,31 +21,25 @@ _MONTHS = 231 * 12 + 2
 _WEEKLY = 1 | 1 << 7 | 1 << 14 | 1 << 21 | 1 << 28
 
 
-class Month:
-    """A month of the calendar: `start_day` to before `end_day`, in days since the epoch.
+class Month(NamedTuple):
+    """A month of the calendar: its number, and `start_day` to before `end_day` since the epoch."""
 
-    `shape` numbers the 28 kinds of months that differ in length or in the weekday of the 1st.
-    """
-
-    __slots__ = ("end_day", "number", "shape", "start_day")
-
-    def __init__(self, year: int, number: int) -> None:
-        following = (year, number + 1) if number < 12 else (year + 1, 1)
-        self.number = number
-        self.start_day = date(year, number, 1).toordinal() - _EPOCH_ORDINAL
-        self.end_day = date(*following, 1).toordinal() - _EPOCH_ORDINAL
-        self.shape = shape_of((self.start_day + 4) % 7, self.end_day - self.start_day)
+    number: int
+    start_day: int
+    end_day: int
 
 
-def shape_of(first_weekday: int, length: int) -> int:
-    """Return the shape of months of `length` days that begin on `first_weekday` (0 is Sunday)."""
-    return first_weekday * 4 + length - 28
+def _month(index: int) -> Month:
+    year, before = divmod(index + _FIRST_MONTH - 1, 12)
+    ends = (
+        date(_FIRST_YEAR + (before + more) // 12 + year, (before + more) % 12 + 1, 1)
+        for more in (0, 1)
+    )
+    start_day, end_day = (end.toordinal() - _EPOCH_ORDINAL for end in ends)
+    return Month(before + 1, start_day, end_day)
 
 
-_CALENDAR = tuple(
-    Month(_FIRST_YEAR + index // 12, index % 12 + 1)
-    for index in range(_FIRST_MONTH - 1, _FIRST_MONTH - 1 + _MONTHS)
-)
+_CALENDAR = tuple(_month(index) for index in range(_MONTHS))
 
 
 def _month_index(day: int) -> int:
@@ -101,7 +97,7 @@ class Wall:
         """Return the matching days of a month (1 to 12) of this shape; bit 0 is the 1st."""
         if not self.times.months >> month & 1:
             return 0
-        shape = shape_of(first_weekday, length)
+        shape = first_weekday * 4 + length - 28
         mask = self._day_masks.get(shape)
         if mask is None:
             mask = self._day_masks[shape] = _days_matching(self.times, first_weekday, length)
@@ -111,18 +107,36 @@ class Wall:
         """Say whether no date matches, in any year."""
         return not any(self.day_mask(*shape) for shape in MONTH_SHAPES)
 
+    def count(self, after_s: int, upto_s: int) -> int:
+        """Return how many matches are later than `after_s` and not later than `upto_s`."""
+        first_day, first_time = divmod(after_s, DAY_S)
+        last_day, last_time = divmod(upto_s, DAY_S)
+        count = self._days_between(first_day, last_day) * self._times_upto(DAY_S - 1)
+        count += self._times_upto(last_time) if self._matches(last_day) else 0
+        return count - (self._times_upto(first_time) if self._matches(first_day) else 0)
+
+    def least_gap_s(self) -> int:
+        """Return a length that no gap between two matches is below, and that most often one has."""
+        times = self.times
+        gaps = [
+            _least_gap(times.seconds),
+            _least_gap(times.minutes) * 60 - (self._last_time - self._first_time) % 60,
+            _least_gap(times.hours) * 3600 - (self._last_time - self._first_time) % 3600,
+            self._least_gap_days() * DAY_S - self._last_time + self._first_time,
+        ]
+        return min(gaps)
+
     # ── Days ────────────────────────────────────────────────────────────────────────────────────
 
     def _matches(self, day: int) -> bool:
         start, end, mask = self._recent
         if not start <= day < end:
-            start, mask = self._look_up(_month_index(day))
+            start, mask = self._look_up(_CALENDAR[_month_index(day)])
         return bool(mask >> (day - start) & 1)
 
-    def _look_up(self, index: int) -> tuple[int, int]:
-        month = _CALENDAR[index]
-        start, end = month.start_day, month.end_day
-        mask = self.day_mask(month.number, (start + 4) % 7, end - start)
+    def _look_up(self, month: Month) -> tuple[int, int]:
+        number, start, end = month
+        mask = self.day_mask(number, (start + 4) % 7, end - start)
         self._recent = (start, end, mask)
         return start, mask
 
@@ -130,20 +144,48 @@ class Wall:
         start, end, mask = self._recent
         if start <= day < end and (rest := mask >> (day - start)):
             return day + _lowest(rest)
-        for index in range(_month_index(day), _MONTHS):
-            start, mask = self._look_up(index)
+        months = self.times.months
+        for month in _CALENDAR[_month_index(day) :]:
+            if not months >> month.number & 1:
+                continue
+            start, mask = self._look_up(month)
             rest = mask >> max(0, day - start)
             if rest:
                 return max(day, start) + _lowest(rest)
         return None
 
     def _day_upto(self, day: int) -> int | None:
-        for index in range(_month_index(day), -1, -1):
-            start, mask = self._look_up(index)
+        months = self.times.months
+        for month in _CALENDAR[_month_index(day) :: -1]:
+            if not months >> month.number & 1:
+                continue
+            start, mask = self._look_up(month)
             rest = mask & ((2 << max(0, day - start)) - 1) if day < start + 31 else mask
             if rest:
                 return start + _highest(rest)
         return None
+
+    def _days_between(self, first_day: int, end_day: int) -> int:
+        """Return how many days match from `first_day` to before `end_day`."""
+        count = 0
+        for month in _CALENDAR[_month_index(first_day) : _month_index(end_day) + 1]:
+            start, mask = self._look_up(month)
+            mask &= (1 << max(0, min(end_day, month.end_day) - start)) - 1
+            count += (mask >> max(0, first_day - start)).bit_count()
+        return count
+
+    def _least_gap_days(self) -> int:
+        # Two matching days with a whole month between them are at least 29 days apart.
+        least = 29
+        for month, first_weekday, length in MONTH_SHAPES:
+            mask = self.day_mask(month, first_weekday, length)
+            for following, weekday, following_length in MONTH_SHAPES:
+                if (following, weekday) == (month % 12 + 1, (first_weekday + length) % 7):
+                    both = mask | self.day_mask(following, weekday, following_length) << length
+                    least = min(least, _least_gap(both))
+            if least == 1:
+                break
+        return least
 
     # ── Times of day ────────────────────────────────────────────────────────────────────────────
 
@@ -173,6 +215,19 @@ class Wall:
                 return hour * 3600 + _highest(minutes) * 60 + self._last_time % 60
         return _highest(times.hours & (1 << hour) - 1) * 3600 + self._last_time % 3600
 
+    def _times_upto(self, time: int) -> int:
+        """Return how many times of a day match up to `time`."""
+        hour, rest = divmod(time, 3600)
+        minute, second = divmod(rest, 60)
+        times = self.times
+        count = (times.hours & (1 << hour) - 1).bit_count() * times.minutes.bit_count()
+        if times.hours >> hour & 1:
+            count += (times.minutes & (1 << minute) - 1).bit_count()
+        count *= times.seconds.bit_count()
+        if times.hours >> hour & times.minutes >> minute & 1:
+            count += (times.seconds & (2 << second) - 1).bit_count()
+        return count
+
 
 def _masks(times: Times) -> tuple[int, int, int]:
     return times.hours, times.minutes, times.seconds
@@ -180,6 +235,14 @@ def _masks(times: Times) -> tuple[int, int, int]:
 
 def _lowest(mask: int) -> int:
     return (mask & -mask).bit_length() - 1
+
+
+def _least_gap(mask: int) -> int:
+    """Return the least distance of two bits; a large number where there are not two."""
+    for gap in range(1, mask.bit_length()):
+        if mask & mask >> gap:
+            return gap
+    return _NO_GAP
 
 
 def _highest(mask: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.resources
 from bisect import bisect_right
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import NamedTuple
@@ -20,6 +21,7 @@ TZDATA_VERSION: str = tzdata.IANA_VERSION
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_S = 86_400
+_PROBING_S = 2 * _DAY_S
 _LONGEST_NAME = 64
 _HOW_TO_NAME = 'write an IANA name such as "Europe/Athens" or "UTC", in its exact spelling'
 
@@ -37,6 +39,14 @@ class Stretch(NamedTuple):
     offset_s: int
     change_s: int
     changed_at_s: int
+
+
+class ClockChange(NamedTuple):
+    """A zone's offset (local time minus UTC, in seconds) changes at `at_ms`."""
+
+    at_ms: int
+    before_s: int
+    after_s: int
 
 
 class Zone:
@@ -72,6 +82,14 @@ class Zone:
         """Return local time minus UTC at `second`."""
         return self.stretch_at(second).offset_s
 
+    def changes(self, after_s: int, upto_s: int) -> Iterator[ClockChange]:
+        """Iterate over the changes later than `after_s` and not later than `upto_s`."""
+        stretch = self.stretch_at(after_s)
+        while stretch.end_s <= upto_s:
+            before, stretch = stretch, self.stretch_at(stretch.end_s)
+            if before.offset_s != stretch.offset_s:
+                yield ClockChange(stretch.start_s * 1000, before.offset_s, stretch.offset_s)
+
     def _stretches_of(self, year: int) -> list[Stretch]:
         year_start = _seconds(datetime(year, 1, 1, tzinfo=UTC))
         year_end = _seconds(datetime(year + 1, 1, 1, tzinfo=UTC))
@@ -89,16 +107,16 @@ class Zone:
     def _changes(self, start: int, end: int) -> list[tuple[int, int, int]]:
         """Return (instant, offset before, offset after) of the changes after `start`, before `end`.
 
-        No zone changes twice within a day, so that looking once a day finds all; a test holds the
+        No zone changes twice within two days, so that looking once in two finds all; a test holds the
         pinned database to this.
         """
         changes = []
         before = self._probe(start)
-        for day_start in range(start, end, _DAY_S):
-            day_end = min(day_start + _DAY_S, end) - 1
-            after = self._probe(day_end)
+        for early in range(start, end, _PROBING_S):
+            late = min(early + _PROBING_S, end) - 1
+            after = self._probe(late)
             if after != before:
-                changes.append((self._bisect(day_start, day_end, before), before, after))
+                changes.append((self._bisect(early, late, before), before, after))
                 before = after
         return changes
 
