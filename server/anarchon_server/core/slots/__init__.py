@@ -11,14 +11,16 @@ from anarchon_server.core.slots.cron import Cron
 from anarchon_server.core.slots.duration import format_duration, parse_duration_ms
 from anarchon_server.core.slots.errors import ScheduleError
 from anarchon_server.core.slots.every import Every
-from anarchon_server.core.slots.zones import TZDATA_VERSION, zone_named
+from anarchon_server.core.slots.zones import TZDATA_VERSION, ClockChange, Zone, zone_named
 
 __all__ = [
     "TZDATA_VERSION",
+    "ClockChange",
     "Cron",
     "Every",
     "Schedule",
     "ScheduleError",
+    "Zone",
     "format_duration",
     "parse_duration_ms",
     "parse_schedule",

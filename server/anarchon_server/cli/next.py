@@ -1,0 +1,182 @@
+"""`anarchon next`: the next slots of a schedule, computed without any store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+
+from anarchon_server.core.slots import (
+    TZDATA_VERSION,
+    ClockChange,
+    Cron,
+    Schedule,
+    ScheduleError,
+    Zone,
+    format_duration,
+    parse_schedule,
+    zone_named,
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
+_HORIZON = datetime(2200, 1, 1, tzinfo=UTC)
+_MOST_SLOTS = 1_000_000
+_YEAR_MS = 366 * 86_400_000
+
+_DESCRIPTION = """\
+Print the next slots of a schedule, as every instance computes them: local time with its offset,
+UTC, milliseconds since the epoch, the gap since the slot before, and what a clock change did to it.
+
+SCHEDULE is a grid such as 10s or 1h30m, or a cron expression in quotes such as "0 8 * * *".
+"""
+
+
+# The subparsers object has no public type.
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `next`."""
+    parser = subparsers.add_parser(
+        "next",
+        help="print the next slots of a schedule",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", nargs="+", help="a grid or a cron expression"
+    )
+    parser.add_argument(
+        "--tz",
+        metavar="ZONE",
+        help="IANA time zone of a cron expression, and to show (default: UTC)",
+    )
+    parser.add_argument(
+        "--after",
+        metavar="ISO",
+        help="show slots later than this, as in 2026-10-25T00:30:00Z; without an offset it is UTC "
+        "(default: now)",
+    )
+    parser.add_argument("-n", metavar="N", default="10", help="how many slots (default: 10)")
+    parser.add_argument("--job", metavar="NAME", help="the job's name, which H is drawn from")
+    parser.add_argument("--json", action="store_true", help="print one object a line")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry the subcommand out. Returns the exit status: 2 for bad input."""
+    try:
+        zone = zone_named("UTC" if args.tz is None else args.tz)
+        schedule = parse_schedule(_one_text(args.schedule), zone.name, args.job)
+        after_ms = _parse_after(args.after)
+        count = _parse_count(args.n)
+    except ScheduleError as error:
+        print(f"anarchon next: {error}", file=sys.stderr)
+        return 2
+    slots = _next_slots(schedule, after_ms, count)
+    if args.json:
+        for slot in slots:
+            print(json.dumps(_as_object(schedule, zone, slot)))
+    else:
+        _print_heading(schedule, after_ms)
+        _print_table(schedule, zone, slots, count)
+    return 0
+
+
+# ── Input ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _one_text(texts: list[str]) -> str:
+    if len(texts) > 1:
+        raise ScheduleError(
+            "schedule",
+            " ".join(texts[:3]) + " ...",
+            "put a cron expression in quotes, as one argument",
+        )
+    return texts[0]
+
+
+def _parse_after(text: str | None) -> int:
+    if text is None:
+        return time.time_ns() // 1_000_000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ScheduleError("--after", text, "write a time such as 2026-10-25T00:30:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    if not _EARLIEST <= moment < _HORIZON:
+        raise ScheduleError("--after", text, "a time from 1900 to 2199")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _parse_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,7}", text, re.ASCII) or not 1 <= int(text) <= _MOST_SLOTS:
+        raise ScheduleError("-n", text, f"a whole number from 1 to {_MOST_SLOTS}")
+    return int(text)
+
+
+# ── Output ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _next_slots(schedule: Schedule, after_ms: int, count: int) -> Iterator[int]:
+    horizon_ms = (_HORIZON - _EPOCH) // timedelta(milliseconds=1)
+    for _, slot in zip(range(count), schedule.between(after_ms, horizon_ms), strict=False):
+        yield slot
+
+
+def _as_object(schedule: Schedule, zone: Zone, slot: int) -> dict[str, int | str]:
+    shown: dict[str, int | str] = {"slot": slot, "utc": _utc(slot), "local": _local(zone, slot)}
+    if remark := schedule.remark(slot):
+        shown["note"] = remark
+    return shown
+
+
+def _print_heading(schedule: Schedule, after_ms: int) -> None:
+    print(schedule.description)
+    for note in schedule.notes:
+        print(f"note: {note}")
+    if isinstance(schedule, Cron):
+        for change in schedule.clock_changes(after_ms, after_ms + _YEAR_MS):
+            print(_change_in_words(change))
+        print(f"time zone database {TZDATA_VERSION}")
+    print()
+
+
+def _print_table(schedule: Schedule, zone: Zone, slots: Iterator[int], count: int) -> None:
+    print(f"{'local':<25}  {'UTC':<20}  {'slot':>13}  gap")
+    shown, before = 0, None
+    for slot in slots:
+        gap = "" if before is None else format_duration(slot - before)
+        remark = schedule.remark(slot)
+        print(
+            f"{_local(zone, slot):<25}  {_utc(slot):<20}  {slot:>13}  {gap:<8}  {remark}".rstrip()
+        )
+        shown, before = shown + 1, slot
+    if shown < count:
+        print("no further slot before 2200")
+
+
+def _change_in_words(change: ClockChange) -> str:
+    before, after = (
+        (_EPOCH + timedelta(milliseconds=change.at_ms, seconds=offset))
+        for offset in (change.before_s, change.after_s)
+    )
+    forth = "forward" if change.after_s > change.before_s else "back"
+    day = "" if before.date() == after.date() else f"{after:%Y-%m-%d} "
+    return f"the clocks go {forth} on {before:%Y-%m-%d} from {before:%H:%M} to {day}{after:%H:%M}"
+
+
+def _utc(slot: int) -> str:
+    return _text(_EPOCH + timedelta(milliseconds=slot)).removesuffix("+00:00") + "Z"
+
+
+def _local(zone: Zone, slot: int) -> str:
+    offset = timezone(timedelta(seconds=zone.offset_s(slot // 1000)))
+    return _text((_EPOCH + timedelta(milliseconds=slot)).astimezone(offset))
+
+
+def _text(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds")
