@@ -1,0 +1,426 @@
+"""A store in one SQLite file, for the instances of one host.
+
+Atomic here: each batch is one `BEGIN IMMEDIATE` transaction, run as a whole in the connection's
+own thread; the write lock makes read, decide and write one step against every other process.
+Whose clock decides: this machine's. Slots go by its wall clock, leases by its boot-time clock,
+which cannot step; a lease of an earlier boot is over. What it cannot do: serve several hosts,
+or stand on a file system that is shared between them. What it can lose: nothing acknowledged
+at the death of a process; at a power cut, what the disk acknowledged and did not write.
+Imports the port, the machine, the model, the standard library and aiosqlite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from anarchon_backends.sqlite._connection import Call, Connection
+from anarchon_backends.sqlite._file import File, Library
+from anarchon_backends.sqlite._rows import EVER, Rows
+from anarchon_server.core import machine, model
+from anarchon_server.core import store as port
+from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+
+_T = TypeVar("_T")
+
+_POLL_S = 0.25  # how soon a freed run is noticed (S19)
+_PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
+
+
+def open_store(url: str, options: port.OpenOptions) -> port.Store:
+    """The store in the file that `sqlite:///absolute/path.db` or `sqlite:relative.db` names.
+
+    Nothing is touched before `open`. Another form of URL is refused with `StoreRefused`; it is
+    not repeated in the message, as it may hold a password meant for another store.
+    """
+    scheme, _, rest = url.partition(":")
+    if rest.startswith("//"):
+        rest = rest[2:] if rest.startswith("///") else ""
+    if scheme != "sqlite" or not rest or rest.startswith(":") or set("?#\0") & set(rest):
+        raise StoreRefused(
+            "a SQLite store is sqlite:///absolute/path.db or sqlite:relative.db, a file on this "
+            "host without options after it (for a store in memory: memory:)"
+        )
+    return SqliteStore(Path(rest), options)
+
+
+class SqliteStore:
+    """One instance's connection to a SQLite file.
+
+    `library` and `mountinfo` stand in for the SQLite library's version and for the text of
+    `/proc/self/mountinfo`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        options: port.OpenOptions,
+        *,
+        library: Library = sqlite3.sqlite_version_info,
+        mountinfo: str | None = None,
+    ) -> None:
+        self._file = File(path, library, mountinfo, options.op_timeout_ms * 3 // 4)
+        self._options = options
+        self._capabilities = port.Capabilities(backend="sqlite", boot_leases=True, notifies=True)
+        self._connections: list[Connection] = []
+        self._store_id = ""
+        self._freed_before = 0
+        self._pruned_to = ""
+
+    @property
+    def capabilities(self) -> port.Capabilities:
+        """What this backend can do."""
+        return self._capabilities
+
+    async def open(self) -> port.StoreReport:
+        """Makes the file and its tables where they are missing, and checks what it stands on."""
+        connection = await self._connect(self._file.open)
+        read = partial(self._transaction, self._identity, "BEGIN")
+        try:
+            self._store_id, self._freed_before = await connection.run(Call(read))
+        except StoreUnavailable as error:
+            await self.close()
+            raise StoreRefused(str(error)) from error
+        return self._file.report
+
+    async def close(self) -> None:
+        """Ends what runs within the call's bound, then the connections and their threads."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            with suppress(TimeoutError, sqlite3.Error):
+                async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
+                    await connection.close()
+
+    async def _connect(self, connector: Callable[[], sqlite3.Connection]) -> Connection:
+        connection = Connection(connector)
+        _ = await connection
+        self._connections.append(connection)
+        return connection
+
+    async def _act(self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
+        """Carries out one transaction, within `op_timeout_ms`."""
+        if not self._connections:
+            raise StoreUnavailable(f"{self._file}: not open")
+        call = Call(partial(self._transaction, work, begin))
+        try:
+            async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
+                return await self._connections[0].run(call)
+        except TimeoutError:
+            within = f"within {self._options.op_timeout_ms} ms"
+            if call.withdraw():
+                raise StoreUnavailable(f"{self._file}: not begun {within}") from None
+            raise OutcomeUnknown(f"{self._file}: not done {within}") from None
+        except asyncio.CancelledError:
+            call.withdraw()
+            raise
+
+    def _transaction(self, work: Callable[[Rows], _T], begin: str, db: sqlite3.Connection) -> _T:
+        try:
+            db.execute(begin)
+            self._file.check_in_place()
+            rows = Rows(db, self._options)
+            answer = work(rows)
+            rows.write()
+        except sqlite3.DatabaseError as error:
+            _roll_back(db)
+            raise StoreUnavailable(f"{self._file}: {error}") from error
+        except BaseException:
+            _roll_back(db)
+            raise
+        try:
+            db.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            _roll_back(db)
+            code = error.sqlite_errorcode & 0xFF
+            undone = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+            failure = StoreUnavailable if undone else OutcomeUnknown
+            raise failure(f"{self._file}: {error}, while it committed") from error
+        return answer
+
+    def _reply(self, rows: Rows, answers: Iterable[_T], jobs: Iterable[str] = ()) -> port.Reply[_T]:
+        fences = {job: rows.job(job).fence for job in jobs}
+        return port.Reply(rows.now.at, tuple(answers), fences, self._store_id)
+
+    @staticmethod
+    def _identity(rows: Rows) -> tuple[str, int]:
+        return rows.store_id(), rows.freed()
+
+    async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
+        """First attempts and takeovers."""
+
+        def work(rows: Rows) -> port.Reply[port.ClaimAnswer]:
+            answers: list[port.ClaimAnswer] = []
+            for claim in claims:
+                schedule = rows.schedule(claim.job, claim.schedule_id)
+                verdict = machine.judge_claim(
+                    claim,
+                    rows.now,
+                    rows.job(claim.job),
+                    schedule.settled if schedule else None,
+                    rows.run(claim.job, claim.slot),
+                    rows.others(claim.job, claim.slot),
+                )
+                rows.save(verdict.saved)
+                rows.save_job(verdict.job)
+                rows.settle(claim.job, claim.schedule_id, verdict.settled)
+                answers.append(verdict.answer)
+            return self._reply(rows, answers, (claim.job for claim in claims))
+
+        return await self._act(work)
+
+    async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
+        """Records slots as missed."""
+
+        def work(rows: Rows) -> port.Reply[port.PlanAnswer]:
+            answers: list[port.PlanAnswer] = []
+            for plan in plans:
+                schedule = rows.schedule(plan.job, plan.schedule_id)
+                verdict = machine.judge_plan(
+                    plan,
+                    rows.now,
+                    rows.job(plan.job),
+                    schedule.settled if schedule else None,
+                    rows.taken(plan),
+                )
+                rows.save(verdict.saved)
+                rows.settle(plan.job, plan.schedule_id, verdict.answer.settled)
+                answers.append(verdict.answer)
+            return self._reply(rows, answers, (plan.job for plan in plans))
+
+        return await self._act(work)
+
+    async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
+        """One heartbeat."""
+
+        touched = {renewal.job for renewal in beat.renewals}
+        touched.update(job for job, _ in (*beat.looks, *beat.sweep))
+
+        def work(rows: Rows) -> port.Reply[port.BeatAnswer]:
+            rows.expect(touched)
+            renewals: list[port.TokenAnswer] = []
+            for renewal in beat.renewals:
+                verdict = machine.judge_renewal(
+                    renewal, rows.now, rows.run(renewal.job, renewal.slot)
+                )
+                rows.save([verdict.saved] if verdict.saved else [])
+                renewals.append(verdict.answer)
+            looked = [rows.run(job, slot) for job, slot in beat.looks]
+            schedules = [rows.schedule(job, schedule_id) for job, schedule_id in beat.sweep]
+            answer = port.BeatAnswer(
+                renewals=tuple(renewals),
+                looks=tuple(machine.view(run, rows.now) if run else None for run in looked),
+                unfinished=rows.sweep({job for job, _ in beat.sweep}, beat.sweep_limit),
+                settled=tuple(schedule.settled if schedule else None for schedule in schedules),
+                twins=tuple(
+                    each.incarnation
+                    for each in rows.instances()
+                    if each.instance_id == beat.instance.instance_id
+                    and each.incarnation != beat.instance.incarnation
+                    and machine.is_live(each, rows.now)
+                ),
+                known=rows.heard_of(beat.instance, leaving=beat.leaving),
+            )
+            return self._reply(rows, [answer], touched)
+
+        return await self._act(work)
+
+    async def complete(
+        self, completions: Sequence[port.Completion]
+    ) -> port.Reply[port.TokenAnswer]:
+        """Records results."""
+
+        def work(rows: Rows) -> port.Reply[port.TokenAnswer]:
+            answers: list[port.TokenAnswer] = []
+            for each in completions:
+                run = rows.run(each.job, each.slot)
+                past = None
+                if run is not None and run.token != each.token:
+                    past = rows.attempt_of(each.job, each.slot, each.token)
+                verdict = machine.judge_completion(each, rows.now, run, past)
+                rows.save([verdict.saved] if verdict.saved else [])
+                answers.append(verdict.answer)
+            return self._reply(rows, answers, (each.job for each in completions))
+
+        return await self._act(work)
+
+    async def release(self, releases: Sequence[port.Release]) -> port.Reply[port.TokenAnswer]:
+        """Ends leases at once."""
+
+        def work(rows: Rows) -> port.Reply[port.TokenAnswer]:
+            answers: list[port.TokenAnswer] = []
+            for each in releases:
+                verdict = machine.judge_release(each, rows.now, rows.run(each.job, each.slot))
+                rows.save([verdict.saved] if verdict.saved else [])
+                answers.append(verdict.answer)
+            return self._reply(rows, answers, (each.job for each in releases))
+
+        return await self._act(work)
+
+    async def register(
+        self, instance: model.Instance, definitions: Sequence[model.Definition]
+    ) -> port.Reply[port.Registration]:
+        """Records all that the instance holds now."""
+
+        def work(rows: Rows) -> port.Reply[port.Registration]:
+            held_before = {each.job: rows.held(each.job) for each in definitions}
+            for each in definitions:
+                verdict = machine.judge_registration(
+                    each,
+                    rows.now,
+                    rows.job(each.job),
+                    rows.schedule(each.job, each.schedule_id),
+                    held_before[each.job],
+                )
+                rows.save_job(verdict.job)
+                if verdict.schedule:
+                    rows.save_schedule(each.job, each.schedule_id, verdict.schedule)
+            rows.hold(instance, definitions)
+            answers = [self._registration(rows, each) for each in definitions]
+            return self._reply(rows, answers, (each.job for each in definitions))
+
+        return await self._act(work)
+
+    @staticmethod
+    def _registration(rows: Rows, definition: model.Definition) -> port.Registration:
+        job = rows.job(definition.job)
+        schedule = rows.schedule(definition.job, definition.schedule_id)
+        return port.Registration(
+            job=definition.job,
+            current=job.definition_id == definition.definition_id,
+            since=schedule.since if schedule else job.definition_at,
+            settled=schedule.settled if schedule else None,
+            definitions_differ=machine.definitions_differ(rows.held(definition.job)),
+        )
+
+    async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
+        """History, newest slot first; equal slots by job name, last first."""
+
+        def work(rows: Rows) -> port.Reply[model.RunView]:
+            page: list[model.RunView] = []
+            for run in rows.history(query):
+                attempts = rows.attempts(run.job, run.slot, machine.first_attempt_shown(run))
+                seen = machine.view(run, rows.now, attempts)
+                page.append(seen if query.traces else machine.without_traces(seen))
+            return self._reply(rows, page, {seen.run.job for seen in page})
+
+        return await self._act(work, "BEGIN")
+
+    async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
+        """The named jobs, or a page of all."""
+
+        def work(rows: Rows) -> port.Reply[model.JobView]:
+            wanted = names or rows.job_names(after, limit)
+            views = [
+                _job_view(rows, job) for name in wanted if (job := rows.job(name)).definition_id
+            ]
+            return self._reply(rows, views, (seen.name for seen in views))
+
+        return await self._act(work, "BEGIN")
+
+    async def instances(self) -> port.Reply[model.Instance]:
+        """The instances seen lately, by label."""
+
+        def work(rows: Rows) -> port.Reply[model.Instance]:
+            lately = [
+                machine.shown_instance(each, rows.now)
+                for each in rows.instances()
+                if not machine.is_forgotten(each, rows.now)
+            ]
+            lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
+            return self._reply(rows, lately)
+
+        return await self._act(work, "BEGIN")
+
+    async def prune(self, policy: port.PrunePolicy) -> port.Reply[int]:
+        """Deletes a batch of old final runs, and definitions and instances long gone.
+
+        One call looks at 200 jobs; the next goes on where it ended.
+        """
+
+        def work(rows: Rows) -> port.Reply[int]:
+            for each in rows.instances():
+                if machine.is_forgotten(each, rows.now):
+                    rows.forget_instance(each.incarnation, each.seen_at)
+            gone = 0
+            names = rows.job_names(self._pruned_to, _PRUNE_JOBS)
+            for name in names:
+                if gone == policy.batch:
+                    break
+                gone += _prune_job(rows, name, policy, policy.batch - gone)
+                self._pruned_to = name
+            else:
+                if len(names) < _PRUNE_JOBS:
+                    self._pruned_to = ""
+            return self._reply(rows, [gone])
+
+        return await self._act(work)
+
+    async def watch(self) -> AsyncIterator[None]:
+        """Yields within 250 ms of a run's being freed, counted from `open`."""
+        connection = await self._connect(self._file.connect)
+        version, freed = -1, self._freed_before
+        try:
+            while connection in self._connections:
+                changed = await connection.run(Call(self._file.data_version))
+                if changed != version:
+                    version, before = changed, freed
+                    freed = await self._act(Rows.freed, "BEGIN")
+                    if freed != before:
+                        yield
+                await asyncio.sleep(_POLL_S)
+        finally:
+            if connection in self._connections:
+                self._connections.remove(connection)
+                await connection.close()
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    with suppress(sqlite3.Error):
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _job_view(rows: Rows, job: machine.JobRecord) -> model.JobView:
+    held = rows.held(job.job)
+    labels = {each.incarnation: each.instance_id for each in rows.instances()}
+    last = rows.newest_run(job.job)
+    return model.JobView(
+        name=job.job,
+        spec=rows.spec(job.job, job.definition_id),
+        definition_at=job.definition_at,
+        definitions_differ=machine.definitions_differ(held),
+        instance_ids=tuple(sorted({labels[hold.incarnation] for hold in held})),
+        last_run=machine.without_traces(machine.view(last, rows.now)) if last else None,
+    )
+
+
+def _prune_job(rows: Rows, name: str, policy: port.PrunePolicy, room: int) -> int:
+    """Prunes one job by at most `room` runs; how many went."""
+    kept = rows.definitions(name)
+    job, gone = machine.judge_definitions(
+        rows.job(name), kept, rows.ever_held(name), rows.now, policy.history_ms
+    )
+    unused = len(gone) == len(kept)
+    if unused:
+        bound = oldest = EVER
+    else:
+        rows.save_job(job)
+        rows.delete_definitions(name, gone)
+        used = {job.definition_id, *(hold.definition_id for hold in rows.held(name))}
+        in_use = [each for each in kept if each.definition_id in used]
+        bound = machine.prune_bound(rows.now, in_use, rows.all_settled(name))
+        oldest = rows.now.at - policy.history_ms
+    slots = rows.prunable(name, bound, oldest, policy.history_max, room)
+    job = dataclasses.replace(rows.job(name), floor=max([rows.job(name).floor, *slots]))
+    rows.delete_runs(name, slots)
+    if unused and rows.newest_run(name) is None:
+        rows.delete_definitions(name, gone)
+        job = machine.forgotten(job)
+    rows.save_job(job)
+    return len(slots)

@@ -1,0 +1,47 @@
+"""A connection's thread, which is handed whole transactions. Imports aiosqlite and the errors."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import aiosqlite
+
+from anarchon_server.core.errors import StoreUnavailable
+
+_T = TypeVar("_T")
+
+
+class Connection(aiosqlite.Connection):
+    """aiosqlite's thread, which is handed whole transactions instead of single statements.
+
+    The thread must not keep a process alive that ends without closing.
+    """
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        self._thread.daemon = True
+
+    async def run(self, call: Call[_T]) -> _T:
+        try:
+            answer: _T = await self._execute(call, self._conn)  # type: ignore[no-untyped-call]
+        except ValueError:  # aiosqlite's word for a closed connection
+            raise StoreUnavailable("the store is closed") from None
+        return answer
+
+
+class Call(Generic[_T]):
+    """Work for the connection's thread, which can be withdrawn for as long as it waits there."""
+
+    def __init__(self, work: Callable[[sqlite3.Connection], _T]) -> None:
+        self._work = work
+        self._decided = threading.Lock()
+
+    def __call__(self, db: sqlite3.Connection) -> _T | None:
+        return self._work(db) if self._decided.acquire(blocking=False) else None
+
+    def withdraw(self) -> bool:
+        """Whether the work had not begun; then it never will."""
+        return self._decided.acquire(blocking=False)
