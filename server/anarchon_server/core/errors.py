@@ -4,7 +4,8 @@ Imports nothing of Anarchon.
 
     AnarchonError
     ├── InvalidError            correct the named field and ask again
-    │   └── InvalidJobsError    the same, for every bad job of a registration at once
+    │   └── InvalidScheduleError   ... an expression, period or zone
+    ├── InvalidJobsError        the same, for every bad job of a registration at once
     ├── UnsupportedError        use another backend, or leave the feature unset
     ├── NotFoundError           there is no such job, run, instance or session
     ├── RefusedError            the state of things forbids it now (reason says which)
@@ -33,14 +34,20 @@ class InvalidError(AnarchonError):
         super().__init__(f"{field} is {_shown(value)}: {expected}")
 
 
+class InvalidScheduleError(InvalidError):
+    """A schedule or its time zone cannot be read."""
+
+
 class InvalidJobsError(AnarchonError):
     """Some jobs of a registration are wrong: `problems` has one entry a bad job.
 
-    Each entry is (the job's index in the request, the error): an `InvalidError`, or an
-    `UnsupportedError` for what the backend cannot do or this version does not have yet.
+    Each entry is (the job's index in the request, its name, the error): an `InvalidError`,
+    or an `UnsupportedError` for what the backend cannot do or this version does not have yet.
     """
 
-    def __init__(self, problems: Sequence[tuple[int, str, InvalidError | UnsupportedError]]) -> None:
+    def __init__(
+        self, problems: Sequence[tuple[int, str, InvalidError | UnsupportedError]]
+    ) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(f"job {name!r}: {error}" for _, name, error in self.problems))
 
@@ -52,8 +59,14 @@ class UnsupportedError(AnarchonError):
         self.feature = feature
         self.backend = backend
         self.backends = tuple(backends)
-        who = f"backends that can: {', '.join(self.backends)}" if backends else "no backend has it yet"
-        super().__init__(f"{feature} is not supported by {backend}; {who}" + (f"; {hint}" if hint else ""))
+        who = (
+            f"backends that can: {', '.join(self.backends)}"
+            if backends
+            else "no backend has it yet"
+        )
+        super().__init__(
+            f"{feature} is not supported by {backend}; {who}" + (f"; {hint}" if hint else "")
+        )
 
 
 class NotFoundError(AnarchonError):

@@ -331,6 +331,4 @@ class Stopped:
     """Everything is handed over or left to its lease: the process may end."""
 
 
-Command = (
-    CallStore | Send | EndStream | Answer | WatchClient | UnwatchClient | Log | Stopped
-)
+Command = CallStore | Send | EndStream | Answer | WatchClient | UnwatchClient | Log | Stopped

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from typing import Any
+
+Key = tuple[Any, ...]
+"""A kind of timer, and what it is about."""
 
 
 class Timers:
@@ -14,11 +18,11 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._at: dict[Hashable, int] = {}
-        self._heap: list[tuple[int, int, Hashable]] = []
+        self._at: dict[Key, int] = {}
+        self._heap: list[tuple[int, int, Key]] = []
         self._count = 0
 
-    def set(self, key: Hashable, at: int) -> None:
+    def set(self, key: Key, at: int) -> None:
         """Sets or moves the timer."""
         if self._at.get(key) == at:
             return
@@ -26,11 +30,11 @@ class Timers:
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, key))
 
-    def clear(self, key: Hashable) -> None:
+    def clear(self, key: Key) -> None:
         """Forgets the timer, if there is one."""
         self._at.pop(key, None)
 
-    def pop_due(self, now: int) -> Iterator[Hashable]:
+    def pop_due(self, now: int) -> Iterator[Key]:
         """Takes out every timer whose moment has come, earliest first."""
         while self._settle() and self._heap[0][0] <= now:
             _, _, key = heapq.heappop(self._heap)

@@ -1,0 +1,355 @@
+"""Clients come, say that they live, and go: the sidecar's half of the protocol's session.
+
+Imports the core's leaves, `jobs`, `holding` and `beating`.
+"""
+
+from __future__ import annotations
+
+from anarchon_server.core import limits
+from anarchon_server.core.beating import Adoption, Beating
+from anarchon_server.core.context import Context, read_token
+from anarchon_server.core.errors import (
+    AnarchonError,
+    InvalidError,
+    NotFoundError,
+    RefusedError,
+    StoreUnavailable,
+)
+from anarchon_server.core.holding import Hold, Holding
+from anarchon_server.core.jobs import Jobs
+from anarchon_server.core.messages import (
+    Answer,
+    Attached,
+    ClientExited,
+    Closed,
+    CloseSession,
+    EndStream,
+    KeepAlive,
+    KeepAliveAnswer,
+    Level,
+    Lost,
+    StreamEnded,
+    Subscribe,
+    UnwatchClient,
+    WatchClient,
+)
+from anarchon_server.core.model import CancelReason, Reason
+from anarchon_server.core.policy import Job, resolve_all
+from anarchon_server.core.sessions import Session
+from anarchon_server.core.store import Renewal, TokenAnswer, TokenOutcome
+
+_SUBSCRIBE_AGAIN = "subscribe again, naming what is in flight"
+
+
+class Attaching:
+    """Opens, keeps and ends sessions."""
+
+    def __init__(self, context: Context, jobs: Jobs, holding: Holding, beating: Beating) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._holding = holding
+        self._beating = beating
+
+    # --- Subscribe -----------------------------------------------------------------------
+
+    def subscribe(self, request: Subscribe) -> None:
+        """Opens or re-opens a session, or ends the stream with what is wrong."""
+        try:
+            jobs = self._checked(request)
+        except AnarchonError as error:
+            self._context.out.append(EndStream(request.session_id, request.stream_id, error))
+            return
+        session = self._opened(request, jobs)
+        self._jobs.offer(jobs)
+        self._jobs.forget_unoffered()
+        ours = {t for t in request.in_flight if self._is_ours(session, t)}
+        strange = tuple(t for t in dict.fromkeys(request.in_flight) if t not in ours)
+        adoptable = tuple(r for t in strange if (r := self._adoption_of(session, t)) is not None)
+        asked = {renewal.token for renewal in adoptable}
+        lost = tuple(
+            Lost(t, session.ended.get(t, CancelReason.FENCED)) for t in strange if t not in asked
+        )
+        if adoptable:
+            self._ask_to_adopt(session, request.stream_id, adoptable, lost)
+        else:
+            self._attach(session, lost)
+
+    def _checked(self, request: Subscribe) -> tuple[Job, ...]:
+        context = self._context
+        if context.stopping:
+            raise RefusedError("DRAINING", "this sidecar is stopping; subscribe to its successor")
+        if not 1 <= request.max_concurrency <= limits.CONCURRENCY_MAX:
+            raise InvalidError(
+                "max_concurrency", request.max_concurrency, f"1 to {limits.CONCURRENCY_MAX}"
+            )
+        if not request.specs:
+            raise InvalidError("jobs", (), "offer at least one job")
+        known = context.sessions.get(request.session_id)
+        if known is None and len(context.sessions) >= limits.SESSIONS_MAX:
+            raise RefusedError(
+                "LIMIT_EXCEEDED", f"this sidecar has {limits.SESSIONS_MAX} sessions, its limit"
+            )
+        near = context.store_now if context.store_time.known else request.wall_at
+        return resolve_all(request.specs, context.capabilities, context.settings.lease_ms, near)
+
+    def _opened(self, request: Subscribe, jobs: tuple[Job, ...]) -> Session:
+        context = self._context
+        offered = limits.session_ttl(min(job.lease_ms for job in jobs))
+        names = tuple(job.name for job in jobs)
+        session = context.sessions.get(request.session_id)
+        if session is None:
+            session = Session(request.session_id, ttl_ms=offered, offered_ms=offered)
+            session.kept_alive_at = context.now
+        else:
+            self._replace_stream(session)
+            context.sessions.remove_jobs(session)
+        session.client = request.client
+        session.jobs = names
+        session.max_concurrency = request.max_concurrency
+        session.stream_id = request.stream_id
+        session.attached = session.fresh = session.draining = session.blocked = False
+        context.sessions.put(session)
+        self._offer_time(session, offered)
+        self._time_session(session)
+        if request.watchable:
+            context.out.append(WatchClient(request.session_id, request.client.process_id))
+        return session
+
+    def _replace_stream(self, session: Session) -> None:
+        if session.stream_id is not None:
+            error = RefusedError("SESSION_REPLACED", "another stream has opened this session")
+            self._context.out.append(EndStream(session.session_id, session.stream_id, error))
+
+    def _is_ours(self, session: Session, token: str) -> bool:
+        if self._context.sessions.place_of(token) is session:
+            return self._holding.held(token) is not None
+        hold = self._holding.held(token)
+        return self._holding.has_result(token) or (hold is not None and hold.finished)
+
+    def _adoption_of(self, session: Session, token: str) -> Renewal | None:
+        """The renewal that would adopt the token; None: it cannot be this session's."""
+        named = read_token(token)
+        state = self._jobs.get(named[0]) if named else None
+        if named is None or state is None or named[0] not in session.jobs:
+            return None
+        if self._holding.holds(token) or self._context.sessions.place_of(token) is not None:
+            return None
+        settings = self._context.settings
+        return Renewal(
+            named[0],
+            named[1],
+            token,
+            settings.instance_id,
+            settings.incarnation,
+            state.job.lease_ms,
+            adopt=True,
+        )
+
+    def _ask_to_adopt(
+        self,
+        session: Session,
+        stream_id: int,
+        renewals: tuple[Renewal, ...],
+        lost: tuple[Lost, ...],
+    ) -> None:
+        def judged(answers: tuple[TokenAnswer, ...] | None, sent_at: int) -> None:
+            present = self._context.sessions.get(session.session_id)
+            if present is None or present.stream_id != stream_id:
+                return  # the client has come again meanwhile, and asks again
+            if answers is None:
+                error = StoreUnavailable("the store does not answer for what is in flight")
+                self._context.out.append(EndStream(session.session_id, stream_id, error))
+                present.stream_id = None
+                return
+            gone = self._adopt(present, renewals, answers, sent_at)
+            self._attach(present, (*lost, *gone))
+
+        self._beating.adopt(Adoption(renewals, judged))
+
+    def _adopt(
+        self,
+        session: Session,
+        renewals: tuple[Renewal, ...],
+        answers: tuple[TokenAnswer, ...],
+        sent_at: int,
+    ) -> tuple[Lost, ...]:
+        gone = []
+        for renewal, answer in zip(renewals, answers, strict=True):
+            state = self._jobs.get(renewal.job)
+            held = self._holding.holds(renewal.token)
+            if answer.outcome is TokenOutcome.RENEWED and answer.run and state and not held:
+                self._holding.adopted(session, state.job, answer.run, sent_at)
+            elif not held:
+                gone.append(Lost(renewal.token, CancelReason.FENCED))
+        return tuple(gone)
+
+    def _attach(self, session: Session, lost: tuple[Lost, ...]) -> None:
+        session.attached = True
+        states = (self._jobs.get(name) for name in session.jobs)
+        notes = tuple(
+            f"{state.job.name}: {note}"
+            for state in states
+            if state is not None
+            for note in state.job.schedule.notes
+        )
+        event = Attached(
+            session.offered_ms // limits.KEEP_ALIVE_SHARE, session.offered_ms, lost, notes
+        )
+        self._context.send(session, event)
+        self._context.log(
+            Level.INFO,
+            "session_attached",
+            session_id=session.session_id,
+            jobs=len(session.jobs),
+            language=session.client.language,
+            lost=len(lost),
+        )
+
+    # --- KeepAlive -----------------------------------------------------------------------
+
+    def keep_alive(self, request: KeepAlive) -> None:
+        """Takes in that a client lives; what it may believe goes back."""
+        context = self._context
+        session = context.sessions.get(request.session_id)
+        if session is None:
+            error = NotFoundError("session", request.session_id, _SUBSCRIBE_AGAIN)
+            context.out.append(Answer(request.request_id, error))
+            return
+        session.kept_alive_at = context.now
+        session.fresh = session.fresh or session.attached
+        session.draining = session.draining or request.draining
+        self._time_session(session)
+        holds = self._holding.of_session(session)
+        to_confirm = [h for h in holds if h.token in request.confirm or not h.confirmed]
+        if to_confirm:
+            for hold in to_confirm:
+                hold.renew_at = context.now
+            self._beating.confirm(request)
+        else:
+            self.answer_keep_alive(request, frozenset())
+
+    def answer_keep_alive(self, request: KeepAlive, confirmed: frozenset[str]) -> None:
+        """The answer, now or after the heartbeat that confirmed the tokens."""
+        context = self._context
+        session = context.sessions.get(request.session_id)
+        if session is None:  # lost while the store was asked
+            error = NotFoundError("session", request.session_id, _SUBSCRIBE_AGAIN)
+            context.out.append(Answer(request.request_id, error))
+            return
+        lost = self._holding.named(session, request.in_flight)
+        self._offer_time(session, self._shortest_ttl(session))
+        handed = [h for h in self._holding.of_session(session) if h.handed_over]
+        trusted = min((h.trust_end - context.now for h in handed), default=session.offered_ms)
+        context.out.append(
+            Answer(
+                request.request_id,
+                KeepAliveAnswer(
+                    session_ttl_ms=max(0, min(session.offered_ms, trusted)),
+                    keep_alive_ms=session.offered_ms // limits.KEEP_ALIVE_SHARE,
+                    stream_open=session.stream_id is not None,
+                    lost=lost,
+                    confirmed=tuple(t for t in request.confirm if t in confirmed),
+                ),
+            )
+        )
+
+    def _shortest_ttl(self, session: Session) -> int:
+        """Of the jobs' present definitions, another session's newer one included."""
+        leases = [s.job.lease_ms for name in session.jobs if (s := self._jobs.get(name))]
+        return limits.session_ttl(min(leases, default=self._context.settings.lease_ms))
+
+    def _offer_time(self, session: Session, offered_ms: int) -> None:
+        """S15. A shorter time counts once every older promise has run out."""
+        session.offered_ms = offered_ms
+        if offered_ms >= session.ttl_ms:
+            session.ttl_ms = offered_ms
+            self._context.timers.clear(("shrink", session.session_id))
+        else:
+            self._context.timers.set(
+                ("shrink", session.session_id), self._context.now + session.ttl_ms
+            )
+
+    def shrink(self, session_id: str) -> None:
+        """Every promise of a longer session has run out."""
+        session = self._context.sessions.get(session_id)
+        if session is not None:
+            session.ttl_ms = session.offered_ms
+            self._time_session(session)
+
+    # --- Endings -------------------------------------------------------------------------
+
+    def stream_ended(self, event: StreamEnded) -> None:
+        """S24. A broken stream is not a death: the session's time goes on."""
+        session = self._context.sessions.get(event.session_id)
+        if session is not None and session.stream_id == event.stream_id:
+            session.stream_id = None
+            session.fresh = False
+
+    def _time_session(self, session: Session) -> None:
+        assert session.kept_alive_at is not None
+        end = session.kept_alive_at + session.ttl_ms
+        self._context.timers.set(("session", session.session_id), end)
+
+    def session_time_over(self, session_id: str) -> None:
+        """S25. No KeepAlive came for the session's time: it is lost."""
+        context = self._context
+        session = context.sessions.get(session_id)
+        assert session is not None, "an ended session has no timer"
+        context.log(Level.WARNING, "session_lost", session_id=session_id, jobs=len(session.jobs))
+        if session.stream_id is not None:
+            error = NotFoundError("session", session_id, _SUBSCRIBE_AGAIN)
+            context.out.append(EndStream(session_id, session.stream_id, error))
+        for hold in self._part_with(session):
+            self._holding.give_back_later(hold)
+
+    def close(self, request: CloseSession) -> None:
+        """The client leaves: what surely stopped is handed over, the rest lapses (S23)."""
+        context = self._context
+        session = context.sessions.get(request.session_id)
+        if session is not None:
+            context.log(Level.INFO, "session_closed", session_id=session.session_id)
+            if session.stream_id is not None:
+                context.out.append(EndStream(session.session_id, session.stream_id, None))
+            for hold in self._part_with(session):
+                if hold.token in request.stopped:
+                    self._holding.give_back(hold, Reason.HANDED_OVER)
+                else:
+                    self._holding.leave_to_lease(hold)
+        context.out.append(Answer(request.request_id, Closed()))
+
+    def client_exited(self, event: ClientExited) -> None:
+        """S24. The process is gone for certain: its runs are released at once."""
+        context = self._context
+        session = context.sessions.get(event.session_id)
+        if session is None:
+            return
+        context.log(Level.WARNING, "client_exited", session_id=session.session_id)
+        if session.stream_id is not None:
+            context.out.append(EndStream(session.session_id, session.stream_id, None))
+        leaving = session.draining or context.stopping
+        reason = Reason.HANDED_OVER if leaving else Reason.RUNNER_LOST
+        for hold in self._part_with(session):
+            self._holding.give_back(hold, reason)
+
+    def _part_with(self, session: Session) -> list[Hold]:
+        """Ends the session; the attempts its client has, which have no place any more.
+
+        What was won for it and not handed over goes to another session, or back.
+        """
+        context = self._context
+        holds = self._holding.of_session(session)
+        context.sessions.remove(session)
+        context.timers.clear(("session", session.session_id))
+        context.timers.clear(("shrink", session.session_id))
+        context.out.append(UnwatchClient(session.session_id))
+        for hold in holds:
+            if not hold.handed_over and not self._placed_anew(hold):
+                self._holding.give_back(hold, Reason.NOT_ACCEPTED)
+        self._jobs.forget_unoffered()
+        return [hold for hold in holds if hold.handed_over and not hold.finished]
+
+    def _placed_anew(self, hold: Hold) -> bool:
+        state = self._jobs.get(hold.job)
+        if state is None:
+            return False
+        return self._context.sessions.take(state.job, hold.token, self._context.now) is not None

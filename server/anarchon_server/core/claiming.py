@@ -1,0 +1,306 @@
+"""Which slots and runs this instance wants, and what became of asking for them.
+
+Imports the core's leaves, `jobs` and `holding`. First claims (S10 to S13) and takeovers (S19)
+are wishes of one kind: where room is short the oldest slot goes first, whatever it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anarchon_server.core import limits
+from anarchon_server.core.context import Context, new_token
+from anarchon_server.core.holding import Holding
+from anarchon_server.core.jobs import Jobs, JobState
+from anarchon_server.core.lanes import Call, Lane
+from anarchon_server.core.messages import Level, Method
+from anarchon_server.core.model import Reason, RunView
+from anarchon_server.core.store import Claim, ClaimAnswer, ClaimOutcome, Reply
+
+Key = tuple[str, int]
+"""A job's name and a slot: one run in the whole cluster."""
+
+
+@dataclass(slots=True)
+class Wish:
+    """A slot or run this instance would run. Moments are its own, but for `deadline_at`.
+
+    `token` is that of the last claim made. While its outcome is unknown the same is asked
+    again (S11), also after `deadline_at` (store's time), when a first claim is else given
+    up. `settled`: it was sent without room, and needs not be sent so again (S13).
+    `must_end`: another attempt is not allowed, so that the claim only ends the run.
+    `expired`: what it would take over was not freed, but its lease is over.
+    """
+
+    job: str
+    slot: int
+    previous: int | None = None
+    deadline_ms: int = 0
+    seen_attempt: int = 0
+    seen_token: str = ""
+    must_end: bool = False
+    expired: bool = False
+    token: str = ""
+    unknown: bool = False
+    settled: bool = False
+    in_call: bool = False
+    not_before: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it is a first claim of a slot, and not a takeover."""
+        return not self.seen_attempt
+
+
+class Claiming:
+    """The wishes, and the runs of other instances that this one is a backup for."""
+
+    def __init__(self, context: Context, jobs: Jobs, holding: Holding) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._holding = holding
+        self._wishes: dict[Key, Wish] = {}
+        self._watched: set[Key] = set()
+        self._looks: list[Key] = []
+
+    # --- Where wishes come from ----------------------------------------------------------
+
+    def slot_due(self, name: str) -> None:
+        """The coming slot's timer fired: it is wished for, and the next one comes."""
+        state = self._jobs.registered(name)
+        if state is None or state.coming is None:
+            return
+        coming, context = state.coming, self._context
+        if context.store_now < coming.claim_at:  # the store's time is not what it was then
+            context.timers.set(("slot", name), context.store_time.when(coming.claim_at))
+            return
+        deadline_ms = state.job.start_deadline(coming.slot, coming.following)
+        if coming.slot < context.store_now - deadline_ms:  # we slept: on to what can be claimed
+            self._jobs.seed(state)
+            return
+        wish = Wish(name, coming.slot, previous=coming.previous, deadline_ms=deadline_ms)
+        self._wishes.setdefault((name, coming.slot), wish)
+        self._jobs.step_on(state)
+
+    def observe(self, view: RunView) -> None:
+        """A run as the store shows it: watched, wished for, or of no interest (S19)."""
+        run = view.run
+        key = (run.job, run.slot)
+        if run.state.final or run.current is None or self._holding.holds(run.token):
+            self.forget(key)
+            return
+        self._watched.add(key)
+        if not view.takeable:
+            assert view.lease_left_ms is not None, "a run in progress has a lease"
+            look_at = self._context.now + view.lease_left_ms
+            look_at += self._context.draw(limits.END_LOOK_SPREAD)
+            self._context.timers.set(("look", key), look_at)
+            return
+        self._wish_to_take_over(view)
+
+    def _wish_to_take_over(self, view: RunView) -> None:
+        run, context = view.run, self._context
+        key = (run.job, run.slot)
+        known = self._wishes.get(key)
+        if known is not None and (known.in_call or known.unknown):
+            return
+        lost = run.lost + (not run.freed or run.freed == Reason.RUNNER_LOST)
+        wish = Wish(
+            run.job,
+            run.slot,
+            seen_attempt=run.attempt,
+            seen_token=run.token,
+            must_end=run.cancel is not None or lost >= run.max_attempts,
+            expired=not run.freed,
+        )
+        if wish.expired and run.lease is not None:
+            state = self._jobs.get(run.job)
+            watched_for = max(run.lease.length_ms, state.job.lease_ms if state else 0)
+            self._hold_back(wish, context.takeovers_from(watched_for))
+        self._wishes[key] = wish
+
+    def _hold_back(self, wish: Wish, until: int) -> None:
+        wish.not_before = max(wish.not_before, until)
+        self._context.timers.set(("wish", (wish.job, wish.slot)), wish.not_before)
+
+    def look_due(self, key: Key) -> None:
+        """The lease of a watched run should be over about now."""
+        if key in self._watched:
+            self._looks.append(key)
+
+    def take_looks(self) -> tuple[Key, ...]:
+        """The runs to look at with the next heartbeat."""
+        looks = tuple(self._looks[: limits.LOOKS_MAX])
+        del self._looks[: limits.LOOKS_MAX]
+        return looks
+
+    @property
+    def has_looks(self) -> bool:
+        """Whether any run is to be looked at."""
+        return bool(self._looks)
+
+    def put_looks_back(self, looks: tuple[Key, ...]) -> None:
+        """The heartbeat that carried these looks has failed."""
+        self._looks.extend(looks)
+
+    def seen_all(self, jobs: frozenset[str], unfinished: frozenset[Key]) -> None:
+        """A sweep showed every unfinished run of these jobs: the others have ended."""
+        for key in [k for k in self._watched if k[0] in jobs and k not in unfinished]:
+            self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """The run has ended, or is none of our business: no look, no takeover."""
+        self._watched.discard(key)
+        self._context.timers.clear(("look", key))
+        wish = self._wishes.get(key)
+        if wish is not None and not wish.first and not wish.in_call and not wish.unknown:
+            del self._wishes[key]
+
+    # --- Asking --------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Sends the next batch of claims, if there is one and it may go."""
+        context = self._context
+        if not self._wishes or not context.clock_usable:
+            return
+        if not context.lanes.free(Lane.CLAIM, context.now):
+            return
+        asked: list[Wish] = []
+        claims: list[Claim] = []
+        for wish in sorted(self._wishes.values(), key=lambda w: w.slot):
+            if len(claims) == limits.CLAIM_BATCH:
+                break
+            claim = self._claim(wish)
+            if claim is not None:
+                asked.append(wish)
+                claims.append(claim)
+        if not claims:
+            return
+
+        def replied(call: Call, reply: Reply[ClaimAnswer]) -> None:
+            for wish, claim, answer in zip(asked, claims, reply.answers, strict=True):
+                wish.in_call = False
+                self._answered(wish, claim, answer, call.sent_at)
+
+        def failed(unknown: bool) -> None:
+            for wish in asked:
+                wish.in_call = False
+                context.sessions.leave(wish.token)
+                wish.unknown = wish.unknown or unknown
+            if unknown:
+                context.log(Level.WARNING, "claim_unknown", count=len(asked))
+
+        context.out.append(
+            context.lanes.call(
+                Lane.CLAIM, Method.CLAIM, (tuple(claims),), context.now, replied, failed
+            )
+        )
+
+    def _claim(self, wish: Wish) -> Claim | None:
+        """The claim to send now; None: this wish waits, or is given up."""
+        context = self._context
+        state = self._jobs.registered(wish.job)
+        if state is None or context.stopping:
+            self._give_up(wish)
+            return None
+        missed = wish.first and wish.slot < context.store_now - wish.deadline_ms
+        if missed and not wish.unknown:
+            del self._wishes[(wish.job, wish.slot)]  # it is planned (S20)
+            return None
+        if wish.not_before > context.now:
+            return None
+        if wish.expired and context.quarantined_until > context.now:
+            return None
+        token = wish.token if wish.unknown else ""
+        token = token or new_token(wish.slot, context.new_nonce(), wish.job)
+        place = context.sessions.take(state.job, token, context.now)
+        if place is None and not self._worth_sending_without_room(wish):
+            return None
+        wish.token = token
+        wish.in_call = True
+        return self._made(wish, state, may_run=place is not None)
+
+    def _worth_sending_without_room(self, wish: Wish) -> bool:
+        """S13, S19: settling a slot, ending a run and asking again need no room."""
+        if wish.unknown or wish.must_end:
+            return True
+        return wish.first and not wish.settled
+
+    def _made(self, wish: Wish, state: JobState, *, may_run: bool) -> Claim:
+        context, job = self._context, state.job
+        return Claim(
+            job=job.name,
+            slot=wish.slot,
+            token=wish.token,
+            instance_id=context.settings.instance_id,
+            incarnation=context.settings.incarnation,
+            schedule_id=job.schedule_id,
+            previous_slot=wish.previous,
+            overlap=job.overlap,
+            start_deadline_ms=wish.deadline_ms,
+            lease_ms=job.lease_ms,
+            cancel_grace_ms=job.cancel_grace_ms,
+            max_attempts=job.max_attempts,
+            window_ms=job.definition.window_ms,
+            expected_at=context.store_now,
+            vouched=context.vouched(job.lease_ms),
+            may_run=may_run,
+            seen_attempt=wish.seen_attempt,
+            seen_token=wish.seen_token,
+        )
+
+    def _give_up(self, wish: Wish) -> None:
+        """Nobody here can run it any more. What may have been won is released (S11)."""
+        if wish.unknown:
+            self._holding.release(wish.job, wish.slot, wish.token, Reason.NOT_ACCEPTED)
+        del self._wishes[(wish.job, wish.slot)]
+
+    # --- Answers -------------------------------------------------------------------------
+
+    def _answered(self, wish: Wish, claim: Claim, answer: ClaimAnswer, sent_at: int) -> None:
+        context, key = self._context, (wish.job, wish.slot)
+        if answer.outcome is ClaimOutcome.WON:
+            self._won(wish, claim, answer, sent_at)
+            return
+        context.sessions.leave(wish.token)
+        if answer.outcome is ClaimOutcome.UNKNOWN:
+            wish.unknown = True
+            self._hold_back(wish, context.now + limits.RETRY_FIRST)
+            return
+        wish.unknown = False
+        if answer.outcome is ClaimOutcome.EARLY:
+            soonest = context.now + limits.RETRY_FIRST
+            self._hold_back(wish, max(soonest, context.store_time.when(wish.slot)))
+            return
+        if answer.outcome is ClaimOutcome.UNCHANGED and not wish.must_end:
+            wish.settled = True
+            return
+        self._wishes.pop(key, None)
+        self._learn(wish, answer)
+
+    def _learn(self, wish: Wish, answer: ClaimAnswer) -> None:
+        """What an answer that ends a wish says besides."""
+        if answer.outcome is ClaimOutcome.UNREGISTERED:
+            self._jobs.unregistered(wish.job)
+        elif answer.outcome is ClaimOutcome.CLOCK_STEP:
+            self._context.store_time.distrust()
+            self._context.log(Level.WARNING, "store_clock_step", job=wish.job, slot=wish.slot)
+        elif answer.outcome is ClaimOutcome.SKIPPED:
+            blocking = answer.run.run.blocking_slot if answer.run else 0
+            self._context.log(
+                Level.INFO, "slot_skipped", job=wish.job, slot=wish.slot, blocking_slot=blocking
+            )
+        elif answer.outcome is ClaimOutcome.LOST and answer.run is not None:
+            self.observe(answer.run)
+            again = self._wishes.get((wish.job, wish.slot))
+            if again is not None and not wish.first:  # it saw what the store did not: not at once
+                self._hold_back(again, self._context.now + limits.END_LOOK_SPREAD)
+
+    def _won(self, wish: Wish, claim: Claim, answer: ClaimAnswer, sent_at: int) -> None:
+        context, key = self._context, (wish.job, wish.slot)
+        del self._wishes[key]
+        self._watched.discard(key)
+        context.timers.clear(("look", key))
+        assert answer.run is not None, "a won claim shows its run"
+        state = self._jobs.get(wish.job)
+        self._holding.won(claim, answer.run, sent_at, state.job if state else None)

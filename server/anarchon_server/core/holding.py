@@ -1,0 +1,633 @@
+"""The attempts this instance holds: handing over, renewing, cancelling, ending, releasing.
+
+Imports the core's leaves only. A hold lives from a won claim, or an adoption, until its result
+is recorded, it is released, or its token no longer counts. What a client runs that is not held
+any more keeps its place in the session until the client reports it (S21a).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from anarchon_server.core import limits
+from anarchon_server.core.context import Context, read_token
+from anarchon_server.core.lanes import Call, Lane
+from anarchon_server.core.lease import trust_end
+from anarchon_server.core.messages import (
+    Answer,
+    Assigned,
+    Assignment,
+    Cancelled,
+    Complete,
+    CompleteAnswer,
+    Level,
+    Lost,
+    Method,
+    Receipt,
+    ReceiptStatus,
+)
+from anarchon_server.core.model import (
+    AttemptCause,
+    CancelReason,
+    Reason,
+    RunView,
+    Trigger,
+)
+from anarchon_server.core.policy import Job
+from anarchon_server.core.sessions import Session
+from anarchon_server.core.store import (
+    Claim,
+    Completion,
+    Release,
+    Renewal,
+    Reply,
+    TokenAnswer,
+    TokenOutcome,
+)
+
+
+@dataclass(slots=True)
+class Hold:
+    """An attempt whose token this instance keeps alive. Moments are its own.
+
+    `confirmed` is false after a suspension until the store has renewed the lease (S4);
+    `handed_over` once it was sent to its session, `accepted` once the client named it;
+    `silences` counts the KeepAlives in a row that did not, `resent` the times it was sent
+    again. `finished`: its result waits for the store. `lapsing`: it is renewed no more.
+    """
+
+    token: str
+    job: str
+    slot: int
+    attempt: int
+    fence: int
+    trigger: Trigger
+    cause: AttemptCause
+    lease_ms: int
+    heartbeat_ms: int
+    cancel_grace_ms: int
+    stop_grace_ms: int
+    timeout_ms: int | None
+    lease_end_at: int
+    trust_end: int
+    renew_at: int
+    confirmed: bool = True
+    handed_over: bool = False
+    accepted: bool = False
+    finished: bool = False
+    lapsing: bool = False
+    silences: int = 0
+    resent: int = 0
+    timeout_at: int | None = None
+    started_at: int | None = None
+    cancel: CancelReason | None = None
+
+    @classmethod
+    def of(cls, job: Job, view: RunView, lease_ms: int, sent_at: int) -> Hold:
+        """The hold of a run whose lease was set by a request sent at `sent_at`."""
+        run = view.run
+        assert run.current is not None
+        assert run.lease is not None
+        return cls(
+            token=run.token,
+            job=run.job,
+            slot=run.slot,
+            attempt=run.attempt,
+            fence=run.current.fence,
+            trigger=run.trigger,
+            cause=run.current.cause,
+            lease_ms=lease_ms,
+            heartbeat_ms=min(job.heartbeat_ms, lease_ms // limits.HEARTBEAT_SHARE_MIN),
+            cancel_grace_ms=job.cancel_grace_ms,
+            stop_grace_ms=job.stop_grace_ms,
+            timeout_ms=job.spec.timeout_ms,
+            lease_end_at=run.lease.end_at,
+            trust_end=trust_end(sent_at, lease_ms),
+            renew_at=sent_at + job.heartbeat_ms,
+        )
+
+
+@dataclass(slots=True)
+class _Result:
+    """A result on its way to the store, with those who wait for its receipt."""
+
+    completion: Completion
+    since: int
+    waiters: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Request:
+    """A Complete whose receipts are not all there yet."""
+
+    receipts: list[Receipt | None]
+
+    @property
+    def done(self) -> bool:
+        return None not in self.receipts
+
+
+class Holding:
+    """Every hold of this instance, and the results and releases on their way to the store.
+
+    `want_beat` is called when something should reach the store sooner than the next
+    heartbeat.
+    """
+
+    def __init__(self, context: Context, want_beat: Callable[[], None]) -> None:
+        self._context = context
+        self._want_beat = want_beat
+        self._holds: dict[str, Hold] = {}
+        self._waiting: dict[str, Hold] = {}
+        self._results: dict[str, _Result] = {}
+        self._requests: dict[int, _Request] = {}
+        self._releases: dict[str, tuple[Release, int]] = {}
+
+    # --- Reading -------------------------------------------------------------------------
+
+    def holds(self, token: str) -> bool:
+        """Whether this instance keeps the token alive, or has its result on the way."""
+        return token in self._holds or token in self._results or token in self._releases
+
+    def held(self, token: str) -> Hold | None:
+        """The hold of a token."""
+        return self._holds.get(token)
+
+    def of_session(self, session: Session) -> list[Hold]:
+        """The holds that have a place in the session."""
+        return [h for token in session.places if (h := self._holds.get(token)) is not None]
+
+    def has_result(self, token: str) -> bool:
+        """Whether the token's result is on its way to the store."""
+        return token in self._results
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(tuple(self._holds.values()))
+
+    @property
+    def running(self) -> int:
+        """How many attempts this instance holds."""
+        return len(self._holds)
+
+    @property
+    def settled_down(self) -> bool:
+        """Whether nothing is held, and nothing is on its way to the store."""
+        return not (self._holds or self._results or self._releases)
+
+    # --- Winning and handing over --------------------------------------------------------
+
+    def won(self, claim: Claim, view: RunView, sent_at: int, job: Job | None) -> None:
+        """A claim was won. Without a job or a client left for it, it is given back."""
+        if job is None or self._context.stopping:
+            self.release(claim.job, claim.slot, claim.token, Reason.NOT_ACCEPTED)
+            self._context.sessions.leave(claim.token)
+            return
+        hold = Hold.of(job, view, claim.lease_ms, sent_at)
+        self._context.log(
+            Level.INFO,
+            "run_won",
+            job=hold.job,
+            slot=hold.slot,
+            attempt=hold.attempt,
+            fence=hold.fence,
+            cause=hold.cause,
+        )
+        self._add(hold)
+        self._waiting[hold.token] = hold
+
+    def adopted(self, session: Session, job: Job, view: RunView, sent_at: int) -> None:
+        """A client brought an attempt along that its last sidecar held (S26)."""
+        hold = Hold.of(job, view, job.lease_ms, sent_at)
+        hold.handed_over = hold.accepted = True
+        assert view.run.current is not None
+        since = view.run.current.started_at or view.run.current.claimed_at
+        if hold.timeout_ms is not None:
+            ran_for = max(0, self._context.store_now - since)
+            self._time_out_at(hold, self._context.now + max(0, hold.timeout_ms - ran_for))
+        self._context.sessions.enter(session, hold.token, hold.job)
+        self._add(hold)
+        if view.run.cancel is not None:
+            self.cancel(hold, view.run.cancel)
+        self._context.log(
+            Level.INFO, "run_adopted", job=hold.job, slot=hold.slot, attempt=hold.attempt
+        )
+
+    def _add(self, hold: Hold) -> None:
+        self._holds[hold.token] = hold
+        self._context.timers.set(("trust", hold.token), hold.trust_end)
+
+    def pump_assignments(self) -> None:
+        """Hands over what waits and may go: each client gets one batch."""
+        batches: dict[str, list[Assignment]] = {}
+        for hold in tuple(self._waiting.values()):
+            session = self._receiver(hold)
+            if session is not None:
+                del self._waiting[hold.token]
+                batches.setdefault(session.session_id, []).append(self._assignment(hold))
+        for session_id, batch in batches.items():
+            session = self._context.sessions.get(session_id)
+            assert session is not None
+            for start in range(0, len(batch), limits.ASSIGNMENTS_MAX):
+                part = tuple(batch[start : start + limits.ASSIGNMENTS_MAX])
+                self._context.send(session, Assigned(part))
+
+    def _receiver(self, hold: Hold) -> Session | None:
+        """The session that may have this attempt now, if all that S2, S4 and S16 ask is so."""
+        context = self._context
+        if context.store_now < hold.slot:  # won early: not before its time (I7)
+            context.timers.set(("hand", hold.token), context.store_time.when(hold.slot))
+            return None
+        session = context.sessions.place_of(hold.token)
+        if session is None or session.stream_id is None or session.draining:
+            return None
+        if not hold.confirmed or hold.trust_end - context.now < session.ttl_ms:
+            hold.renew_at = context.now
+            self._want_beat()
+            return None
+        return session
+
+    def _assignment(self, hold: Hold) -> Assignment:
+        context = self._context
+        if not hold.handed_over:
+            hold.handed_over = True
+            if hold.timeout_ms is not None:
+                self._time_out_at(hold, context.now + hold.timeout_ms)
+        timeout_ms = None if hold.timeout_at is None else max(1, hold.timeout_at - context.now)
+        return Assignment(
+            hold.token,
+            hold.job,
+            hold.slot,
+            hold.attempt,
+            hold.fence,
+            hold.trigger,
+            hold.cause,
+            hold.lease_end_at,
+            timeout_ms,
+        )
+
+    def _time_out_at(self, hold: Hold, at: int) -> None:
+        hold.timeout_at = at
+        self._context.timers.set(("timeout", hold.token), at)
+
+    # --- What a client says of its attempts ----------------------------------------------
+
+    def named(self, session: Session, in_flight: Iterable[str]) -> tuple[Lost, ...]:
+        """Takes in a KeepAlive's set; which of its tokens the session does not own."""
+        tokens = frozenset(in_flight)
+        lost = tuple(
+            gone for token in tokens if (gone := self._judge_named(session, token)) is not None
+        )
+        for token in tuple(session.places):
+            hold = self._holds.get(token)
+            if token in tokens:
+                session.blocked = False
+            elif hold is None:
+                if token not in self._results and token in session.ended:
+                    self._context.sessions.leave(token)  # stopped at last, without a report
+            elif hold.handed_over and not hold.finished:
+                self._not_named(session, hold)
+        return tuple(sorted(lost, key=lambda gone: gone.token))
+
+    def _judge_named(self, session: Session, token: str) -> Lost | None:
+        hold = self._holds.get(token)
+        if hold is not None and self._context.sessions.place_of(token) is session:
+            if not hold.accepted:
+                hold.accepted = True
+                hold.started_at = self._context.store_now
+            hold.silences = 0
+            return None
+        if token in self._results or (hold is not None and hold.finished):
+            return None
+        return Lost(token, session.ended.get(token, CancelReason.FENCED))
+
+    def _not_named(self, session: Session, hold: Hold) -> None:
+        """Protocol: twice in a row unnamed, it is sent again; after two such, given back."""
+        hold.silences += 1
+        if hold.silences < limits.SILENCES_BEFORE_RESEND:
+            return
+        if hold.resent < limits.RESEND_ROUNDS:
+            hold.silences = 0
+            hold.resent += 1
+            self._context.send(session, Assigned((self._assignment(hold),)))
+            return
+        reason = Reason.RUNNER_LOST if hold.accepted else Reason.NOT_ACCEPTED
+        session.blocked = not hold.accepted
+        self._context.log(
+            Level.WARNING, "run_not_accepted", job=hold.job, slot=hold.slot, attempt=hold.attempt
+        )
+        self.give_back(hold, reason)
+        self._context.sessions.leave(hold.token)
+
+    # --- Renewing ------------------------------------------------------------------------
+
+    def renewals(self, within_ms: int) -> tuple[Renewal, ...]:
+        """What to renew with the heartbeat that goes now: all due within `within_ms`."""
+        horizon = self._context.now + within_ms
+        due = [h for h in self._holds.values() if h.renew_at <= horizon and not h.lapsing]
+        return tuple(self._renewal(hold) for hold in due)
+
+    def _renewal(self, hold: Hold) -> Renewal:
+        settings = self._context.settings
+        return Renewal(
+            hold.job,
+            hold.slot,
+            hold.token,
+            settings.instance_id,
+            settings.incarnation,
+            hold.lease_ms,
+            started_at=hold.started_at,
+            cancel=hold.cancel if hold.cancel is CancelReason.TIMEOUT else None,
+        )
+
+    def renewed(self, renewal: Renewal, answer: TokenAnswer, sent_at: int) -> None:
+        """The store's answer to a renewal."""
+        hold = self._holds.get(renewal.token)
+        if hold is None:
+            return
+        if answer.outcome is not TokenOutcome.RENEWED:
+            self._lose(hold, CancelReason.FENCED, _who(answer.run))
+            return
+        assert answer.run is not None
+        assert answer.run.run.lease is not None
+        hold.confirmed = True
+        hold.trust_end = max(hold.trust_end, trust_end(sent_at, renewal.lease_ms))
+        hold.lease_end_at = answer.run.run.lease.end_at
+        hold.renew_at = sent_at + hold.heartbeat_ms
+        if renewal.started_at is not None:
+            hold.started_at = None  # the store has it
+        self._context.timers.set(("trust", hold.token), hold.trust_end)
+
+    def not_renewed(self, renewals: Iterable[Renewal]) -> None:
+        """The heartbeat that carried these failed: again within a second (S27)."""
+        for renewal in renewals:
+            hold = self._holds.get(renewal.token)
+            if hold is not None:
+                hold.renew_at = self._context.now
+
+    def doubt_all(self) -> None:
+        """S4. Nothing is done on behalf of a lease until the store has confirmed it."""
+        for hold in self._holds.values():
+            hold.confirmed = False
+            hold.renew_at = self._context.now
+
+    # --- Cancelling ----------------------------------------------------------------------
+
+    def trust_over(self, token: str) -> None:
+        """S16. The lease could not be renewed in time: the runner stops before it ends."""
+        hold = self._holds.get(token)
+        if hold is None:
+            return
+        if hold.trust_end > self._context.now:
+            self._context.timers.set(("trust", token), hold.trust_end)
+            return
+        self._lose(hold, CancelReason.LEASE_LOST, "the lease could not be renewed in time")
+
+    def timed_out(self, token: str) -> None:
+        """S21. The attempt has outlived its timeout."""
+        hold = self._holds.get(token)
+        if hold is not None and not hold.finished and hold.cancel is not CancelReason.TIMEOUT:
+            self.cancel(hold, CancelReason.TIMEOUT)
+
+    def cancel(self, hold: Hold, reason: CancelReason) -> None:
+        """Asks the client to stop. From the first cancel on, the lease is renewed for
+        `cancel_grace` at most (S21a).
+        """
+        if hold.cancel is None:
+            self._context.timers.set(
+                ("grace", hold.token), self._context.now + hold.cancel_grace_ms
+            )
+        hold.cancel = reason
+        session = self._context.sessions.place_of(hold.token)
+        if session is not None:
+            self._context.send(session, Cancelled(hold.token, reason))
+        if reason is CancelReason.TIMEOUT:
+            hold.renew_at = self._context.now
+            self._want_beat()
+        self._context.log(Level.INFO, "run_cancelled", job=hold.job, slot=hold.slot, reason=reason)
+
+    def grace_over(self, token: str) -> None:
+        """The handler has not obeyed in its grace: renewed no longer, its place is taken."""
+        hold = self._holds.get(token)
+        if hold is None or hold.finished:
+            return
+        assert hold.cancel is not None
+        self._end(hold, hold.cancel)
+        self._context.log(Level.WARNING, "cancel_ignored", job=hold.job, slot=hold.slot)
+
+    def _lose(self, hold: Hold, reason: CancelReason, message: str) -> None:
+        """The token no longer counts, or may not: the client is told, the hold is gone."""
+        session = self._context.sessions.place_of(hold.token)
+        if session is not None and hold.handed_over and not hold.finished:
+            self._context.send(session, Cancelled(hold.token, reason, message))
+        self._end(hold, reason)
+        self._context.log(
+            Level.WARNING,
+            "lease_lost" if reason is CancelReason.LEASE_LOST else "run_fenced",
+            job=hold.job,
+            slot=hold.slot,
+            attempt=hold.attempt,
+        )
+
+    def _end(self, hold: Hold, reason: CancelReason) -> None:
+        """Drops the hold; its place stays taken while the client may still run it."""
+        self._drop(hold.token)
+        session = self._context.sessions.place_of(hold.token)
+        if session is None:
+            return
+        if hold.handed_over and not hold.finished:
+            session.ended[hold.token] = reason
+        else:
+            self._context.sessions.leave(hold.token)
+
+    def _drop(self, token: str) -> None:
+        self._holds.pop(token, None)
+        self._waiting.pop(token, None)
+        for kind in ("trust", "timeout", "grace", "hand", "give_back", "stop"):
+            self._context.timers.clear((kind, token))
+
+    # --- Results -------------------------------------------------------------------------
+
+    def complete(self, request: Complete) -> None:
+        """Takes results in. They wait here until the store has them (S27)."""
+        entry = _Request([None] * len(request.results))
+        self._requests[request.request_id] = entry
+        for index, (token, outcome) in enumerate(request.results):
+            named = read_token(token)
+            if named is None:
+                entry.receipts[index] = Receipt(ReceiptStatus.UNKNOWN_TOKEN)
+                continue
+            self._finish(token)
+            if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
+                self._drop(token)  # such a stop changes nothing (S21a)
+                entry.receipts[index] = Receipt(ReceiptStatus.FENCED)
+                continue
+            known = self._results.get(token)
+            if known is None or known.completion.outcome != outcome:
+                completion = Completion(named[0], named[1], token, outcome)
+                waiters = known.waiters if known else []
+                known = _Result(completion, self._context.now, waiters)
+                self._results[token] = known
+            known.waiters.append((request.request_id, index))
+        self._answer_if_done(request.request_id)
+
+    def _finish(self, token: str) -> None:
+        """The handler has ended: its place is free, its lease renewed until it is recorded."""
+        hold = self._holds.get(token)
+        if hold is not None:
+            hold.finished = True
+            self._context.timers.clear(("timeout", token))
+            self._context.timers.clear(("give_back", token))
+        self._context.sessions.leave(token)
+
+    def pump_results(self) -> None:
+        """Sends the next batch of results."""
+        context = self._context
+        if not self._results or not context.lanes.free(Lane.COMPLETE, context.now):
+            return
+        batch = tuple(self._results.values())[: limits.RESULTS_MAX]
+
+        def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
+            for result, answer in zip(batch, reply.answers, strict=True):
+                self._recorded(result, answer)
+
+        def failed(_: bool) -> None:
+            for result in batch:
+                if result.since + limits.RESULTS_KEPT < context.now:
+                    self._give_up_result(result)
+
+        completions = tuple(result.completion for result in batch)
+        context.out.append(
+            context.lanes.call(
+                Lane.COMPLETE, Method.COMPLETE, (completions,), context.now, replied, failed
+            )
+        )
+
+    def _recorded(self, result: _Result, answer: TokenAnswer) -> None:
+        token = result.completion.token
+        if self._results.get(token) is result:
+            del self._results[token]
+            self._drop(token)
+        receipt = _receipt(answer)
+        if receipt.status is not ReceiptStatus.RECORDED:
+            self._context.log(
+                Level.WARNING,
+                "result_not_recorded",
+                job=result.completion.job,
+                slot=result.completion.slot,
+                status=receipt.status,
+            )
+        self._hand_out(result, receipt)
+
+    def _give_up_result(self, result: _Result) -> None:
+        self._results.pop(result.completion.token, None)
+        self._drop(result.completion.token)
+        self._context.log(
+            Level.ERROR,
+            "result_given_up",
+            job=result.completion.job,
+            slot=result.completion.slot,
+        )
+        self._hand_out(result, Receipt(ReceiptStatus.STORE_UNAVAILABLE))
+
+    def _hand_out(self, result: _Result, receipt: Receipt) -> None:
+        for request_id, index in result.waiters:
+            request = self._requests.get(request_id)
+            if request is not None:
+                request.receipts[index] = receipt
+                self._answer_if_done(request_id)
+
+    def _answer_if_done(self, request_id: int) -> None:
+        request = self._requests[request_id]
+        if request.done:
+            del self._requests[request_id]
+            receipts = tuple(r for r in request.receipts if r is not None)
+            self._context.out.append(Answer(request_id, CompleteAnswer(receipts)))
+
+    # --- Releasing -----------------------------------------------------------------------
+
+    def give_back(self, hold: Hold, reason: str) -> None:
+        """Ends the hold's lease now: its runner has surely stopped, or never started."""
+        self._drop(hold.token)
+        self.release(hold.job, hold.slot, hold.token, reason)
+
+    def give_back_waiting(self) -> None:
+        """The instance stops: what was won and not handed over goes back at once."""
+        for hold in tuple(self._waiting.values()):
+            self.give_back(hold, Reason.NOT_ACCEPTED)
+            self._context.sessions.leave(hold.token)
+
+    def give_back_later(self, hold: Hold) -> None:
+        """S25. Its session is lost: not renewed, and released when its client has stopped."""
+        hold.lapsing = True
+        margin = limits.lease_margin(hold.lease_ms)
+        self._context.timers.set(("give_back", hold.token), self._context.now + margin)
+
+    def give_back_due(self, token: str) -> None:
+        """The margin after a lost session is over."""
+        hold = self._holds.get(token)
+        if hold is not None:
+            self.give_back(hold, Reason.RUNNER_LOST if hold.handed_over else Reason.NOT_ACCEPTED)
+
+    def leave_to_lease(self, hold: Hold) -> None:
+        """Its handler may still run and nobody answers for it: it lapses (S23)."""
+        self._drop(hold.token)
+
+    def leave_all_to_leases(self) -> None:
+        """The instance ends: whatever is left lapses."""
+        for token in tuple(self._holds):
+            self._drop(token)
+        self._releases.clear()
+
+    def release(self, job: str, slot: int, token: str, reason: str) -> None:
+        """Puts a release on its way; it is repeated until the store has answered."""
+        release = Release(job, slot, token, self._context.settings.incarnation, reason)
+        self._releases[token] = (release, self._context.now)
+
+    def pump_releases(self) -> None:
+        """Sends the next batch of releases."""
+        context = self._context
+        if not self._releases or not context.lanes.free(Lane.RELEASE, context.now):
+            return
+        batch = tuple(release for release, _ in self._releases.values())[: limits.RESULTS_MAX]
+
+        def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
+            for release, answer in zip(batch, reply.answers, strict=True):
+                self._releases.pop(release.token, None)
+                if answer.outcome is TokenOutcome.RELEASED:
+                    context.log(
+                        Level.INFO,
+                        "run_released",
+                        job=release.job,
+                        slot=release.slot,
+                        reason=release.reason,
+                    )
+
+        def failed(_: bool) -> None:
+            for release in batch:
+                since = self._releases[release.token][1]
+                if since + limits.LEASE_MAX < context.now:  # the lease has ended by itself
+                    self._releases.pop(release.token, None)
+
+        context.out.append(
+            context.lanes.call(Lane.RELEASE, Method.RELEASE, (batch,), context.now, replied, failed)
+        )
+
+
+def _who(view: RunView | None) -> str:
+    if view is None or view.run.current is None:
+        return "the run is gone from the store"
+    current = view.run.current
+    return f"attempt {current.attempt} is {view.run.state} on {current.instance_id}"
+
+
+def _receipt(answer: TokenAnswer) -> Receipt:
+    state = answer.run.run.state if answer.run else None
+    if answer.outcome is TokenOutcome.RECORDED:
+        return Receipt(ReceiptStatus.RECORDED, state)
+    words = {
+        TokenOutcome.ALREADY_COMPLETED: ReceiptStatus.ALREADY_COMPLETED,
+        TokenOutcome.FENCED: ReceiptStatus.FENCED,
+        TokenOutcome.UNKNOWN_TOKEN: ReceiptStatus.UNKNOWN_TOKEN,
+    }
+    return Receipt(words[answer.outcome], state, _who(answer.run))

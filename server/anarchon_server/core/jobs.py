@@ -1,0 +1,273 @@
+"""The jobs this instance handles: their registration (S28) and the slot each comes to next.
+
+Imports the core's leaves only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anarchon_server.core import limits
+from anarchon_server.core.context import Context
+from anarchon_server.core.lanes import Call, Lane
+from anarchon_server.core.messages import Level, Method
+from anarchon_server.core.model import Instance
+from anarchon_server.core.policy import Job
+from anarchon_server.core.store import MissedSlot, Plan, PlanAnswer, Registration, Reply
+
+
+@dataclass(slots=True)
+class Coming:
+    """A slot to come: `claim_at` (store's time) is the slot with its jitter drawn."""
+
+    slot: int
+    previous: int | None
+    following: int | None
+    claim_at: int
+
+
+@dataclass(slots=True)
+class JobState:
+    """A handled job. `settled` is as the store last showed it (S20)."""
+
+    job: Job
+    registered: bool = False
+    settled: int = -1
+    coming: Coming | None = None
+    overdue: tuple[int, int] | None = None
+    """(settled, when the slot after it is missed): kept for the next heartbeat's look."""
+
+
+class Jobs:
+    """Every job some session offers, by name. The newest Subscribe's spec makes the slots.
+
+    `registered_at` is when the store last answered a registration.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._states: dict[str, JobState] = {}
+        self._dirty = False
+        self._to_plan: set[str] = set()
+        self.registered_at = 0
+
+    def __iter__(self) -> Iterator[JobState]:
+        return iter(self._states.values())
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, name: str) -> JobState | None:
+        """The job, if it is handled here."""
+        return self._states.get(name)
+
+    def registered(self, name: str) -> JobState | None:
+        """The job, if it is handled here and the store knows it."""
+        state = self._states.get(name)
+        return state if state is not None and state.registered else None
+
+    def offer(self, jobs: tuple[Job, ...]) -> None:
+        """Takes in what a Subscribe brought."""
+        for job in jobs:
+            known = self._states.get(job.name)
+            if known is None or known.job.spec != job.spec:
+                self._states[job.name] = JobState(job)
+                self._context.timers.clear(("slot", job.name))
+                self._dirty = True
+        self._take_in_leases()
+
+    def forget_unoffered(self) -> None:
+        """Drops the jobs that no session offers any more."""
+        for name in [n for n in self._states if not self._context.sessions.offers(n)]:
+            del self._states[name]
+            self._context.timers.clear(("slot", name))
+            self._dirty = True
+        self._take_in_leases()
+
+    def unregistered(self, name: str | None = None) -> None:
+        """The store does not know this job's schedule, or (None) anything of ours."""
+        for state in self._states.values():
+            if name in (None, state.job.name):
+                state.registered = False
+                state.coming = None
+                self._context.timers.clear(("slot", state.job.name))
+        self._dirty = True
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """How often this instance beats: as the job that wants it most often."""
+        default = limits.default_heartbeat(self._context.settings.lease_ms)
+        return min((s.job.heartbeat_ms for s in self._states.values()), default=default)
+
+    @property
+    def longest_lease_ms(self) -> int:
+        """The longest lease in use."""
+        default = self._context.settings.lease_ms
+        return max((s.job.lease_ms for s in self._states.values()), default=default)
+
+    def _take_in_leases(self) -> None:
+        default = self._context.settings.lease_ms
+        shortest = min((s.job.lease_ms for s in self._states.values()), default=default)
+        self._context.store_time.margin_ms = limits.lease_margin(shortest)
+
+    # --- Registration --------------------------------------------------------------------
+
+    def pump(self, instance: Instance) -> None:
+        """Registers what has changed, when it can."""
+        context = self._context
+        if not self._dirty or context.stopping or not context.clock_usable:
+            return
+        if not context.lanes.free(Lane.REGISTER, context.now):
+            return
+        states = tuple(self._states.values())
+        definitions = tuple(s.job.definition for s in states)
+        self._dirty = False
+
+        def replied(_: Call, reply: Reply[Registration]) -> None:
+            self.registered_at = context.now
+            for state, answer in zip(states, reply.answers, strict=True):
+                if self._states.get(state.job.name) is state:
+                    self._registered(state, answer)
+
+        def failed(_: bool) -> None:
+            self._dirty = True
+
+        context.out.append(
+            context.lanes.call(
+                Lane.REGISTER,
+                Method.REGISTER,
+                (instance, definitions),
+                context.now,
+                replied,
+                failed,
+            )
+        )
+
+    def _registered(self, state: JobState, answer: Registration) -> None:
+        assert answer.settled is not None, "a job without a schedule is refused"
+        if answer.definitions_differ:
+            self._context.log(Level.WARNING, "definitions_differ", job=state.job.name)
+        if not state.registered:
+            state.registered = True
+            state.settled = answer.settled
+            self.seed(state)
+        self._show(state, answer.settled)
+
+    # --- Slots to come -------------------------------------------------------------------
+
+    def seed(self, state: JobState) -> None:
+        """The first slot after `settled` that can still be claimed in time."""
+        context, job = self._context, state.job
+        longest = max(limits.START_DEADLINE_MAX_DEFAULT, job.start_deadline(0, None))
+        after = max(state.settled, context.store_now - longest)
+        slot = job.schedule.next_after(after)
+        while slot is not None:
+            following = job.schedule.next_after(slot)
+            if slot >= context.store_now - job.start_deadline(slot, following):
+                break
+            slot = following
+        self._come_to(state, slot, job.schedule.previous_upto(slot - 1) if slot else None)
+
+    def step_on(self, state: JobState) -> None:
+        """On to the slot after the coming one."""
+        assert state.coming is not None
+        self._come_to(state, state.coming.following, state.coming.slot)
+
+    def reseed_after_step(self) -> None:
+        """The store's clock has stepped: the coming slots are judged anew by its new time."""
+        for state in self._states.values():
+            if state.registered:
+                self.seed(state)
+
+    def _come_to(self, state: JobState, slot: int | None, previous: int | None) -> None:
+        context, job = self._context, state.job
+        key = ("slot", job.name)
+        if slot is None:
+            state.coming = None
+            context.timers.clear(key)
+            return
+        following = job.schedule.next_after(slot)
+        claim_at = slot + context.draw(job.longest_jitter(slot, following))
+        state.coming = Coming(slot, previous, following, claim_at)
+        context.timers.set(key, context.store_time.when(claim_at))
+
+    # --- Missed slots (S20) --------------------------------------------------------------
+
+    def show_settled(self, name: str, schedule_id: str, settled: int | None) -> None:
+        """What the store showed of the job's schedule."""
+        state = self.registered(name)
+        if state is None or state.job.schedule_id != schedule_id:
+            return
+        if settled is None:
+            self.unregistered(name)
+        else:
+            self._show(state, settled)
+
+    def _show(self, state: JobState, settled: int) -> None:
+        """Whether a slot after `settled` is missed is looked at once a heartbeat."""
+        state.settled = settled
+        job, schedule = state.job, state.job.schedule
+        if state.overdue is None or state.overdue[0] != settled:
+            first = schedule.next_after(settled)
+            if first is None:
+                return
+            missed_at = first + job.start_deadline(first, schedule.next_after(first))
+            state.overdue = (settled, missed_at)
+        if state.overdue[1] < self._context.store_now:
+            self._to_plan.add(job.name)
+
+    def pump_plans(self) -> None:
+        """Plans what nobody claimed in time, one batch at a time."""
+        context = self._context
+        if not self._to_plan or context.stopping or not context.clock_usable:
+            return
+        if context.quarantined_until > context.now or not context.lanes.free(
+            Lane.SETTLE, context.now
+        ):
+            return
+        names = sorted(self._to_plan)[: limits.PLAN_BATCH]
+        self._to_plan.difference_update(names)
+        states = [s for name in names if (s := self.registered(name)) is not None]
+        plans = tuple(plan for state in states if (plan := self._plan(state)).slots)
+        if not plans:
+            return
+
+        def replied(_: Call, reply: Reply[PlanAnswer]) -> None:
+            for plan, answer in zip(plans, reply.answers, strict=True):
+                if answer.missed:
+                    context.log(Level.WARNING, "slots_missed", job=plan.job, count=answer.missed)
+                self.show_settled(plan.job, plan.schedule_id, answer.settled)
+
+        context.out.append(
+            context.lanes.call(
+                Lane.SETTLE,
+                Method.SETTLE,
+                (plans,),
+                context.now,
+                replied,
+                lambda _: self._to_plan.update(names),
+            )
+        )
+
+    def _plan(self, state: JobState) -> Plan:
+        """The newest slots after `settled` that are missed by the clock as we reckon it."""
+        job, schedule = state.job, state.job.schedule
+        missed: list[MissedSlot] = []
+        following: int | None = None
+        slot = schedule.previous_upto(self._context.store_now)
+        while slot is not None and slot > state.settled and len(missed) < limits.MISSED_LISTED_MAX:
+            after = schedule.next_after(slot) if following is None else following
+            deadline = job.start_deadline(slot, after)
+            if slot < self._context.store_now - deadline:
+                missed.append(MissedSlot(slot, deadline))
+            following, slot = slot, schedule.previous_upto(slot - 1)
+        more = slot is not None and slot > state.settled
+        return Plan(
+            job.name,
+            job.schedule_id,
+            state.settled,
+            tuple(reversed(missed)),
+            more,
+            job.catch_up_limit,
+        )

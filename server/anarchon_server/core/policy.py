@@ -1,0 +1,260 @@
+"""From what a client states of a job to what is decided about it: defaults, relations, refusals.
+
+Imports `limits`, `model`, `errors`, `slots` and the capabilities of `store`. What the backend
+cannot do, or this version does not have yet, is refused here, before anything is claimed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from anarchon_server.core import limits
+from anarchon_server.core.errors import (
+    InvalidError,
+    InvalidJobsError,
+    InvalidScheduleError,
+    UnsupportedError,
+)
+from anarchon_server.core.model import (
+    CatchUpPolicy,
+    CronSchedule,
+    Definition,
+    EverySchedule,
+    JobSpec,
+    OverlapPolicy,
+)
+from anarchon_server.core.slots import Cron, Every, Schedule, ScheduleError, format_duration
+from anarchon_server.core.store import Capabilities
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job with every value decided. Durations in milliseconds; None: no limit, or by slot."""
+
+    spec: JobSpec
+    definition: Definition
+    schedule: Schedule
+    lease_ms: int
+    heartbeat_ms: int
+    overlap: OverlapPolicy
+    catch_up: CatchUpPolicy
+    catch_up_limit: int
+    max_attempts: int
+    cancel_grace_ms: int
+    stop_grace_ms: int
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.spec.name
+
+    @property
+    def schedule_id(self) -> str:
+        """The schedule's canonical identity."""
+        return self.definition.schedule_id
+
+    @property
+    def margin_ms(self) -> int:
+        """By how much trust in the job's leases ends before they do."""
+        return limits.lease_margin(self.lease_ms)
+
+    def longest_jitter(self, slot: int, following: int | None) -> int:
+        """S12. The most that an instance waits before it claims `slot`."""
+        if self.spec.jitter_ms is not None:
+            return self.spec.jitter_ms
+        if following is None:
+            return limits.JITTER_DEFAULT
+        return min(limits.JITTER_DEFAULT, (following - slot) // limits.JITTER_GAP_SHARE)
+
+    def start_deadline(self, slot: int, following: int | None) -> int:
+        """S20. After how long a slot that nobody claimed is missed."""
+        if self.spec.start_deadline_ms is not None:
+            return self.spec.start_deadline_ms
+        gap = limits.START_DEADLINE_MAX_DEFAULT if following is None else following - slot
+        least = self.longest_jitter(slot, following) + limits.START_DEADLINE_OVER_JITTER
+        return max(least, min(gap, limits.START_DEADLINE_MAX_DEFAULT))
+
+
+def check_name(field: str, value: str) -> str:
+    """A job name, namespace or instance id by S32; `InvalidError` otherwise."""
+    if not _NAME.fullmatch(value):
+        raise InvalidError(
+            field,
+            value,
+            f"use 1 to {limits.NAME_MAX} characters of letters, digits, '.', '_', '-', ':' "
+            "and '/', starting with a letter or digit",
+        )
+    return value
+
+
+def resolve_all(
+    specs: Sequence[JobSpec], capabilities: Capabilities, lease_ms: int, near_ms: int
+) -> tuple[Job, ...]:
+    """Every job of a registration, or one `InvalidJobsError` that names every bad one."""
+    if len(specs) > limits.JOBS_MAX:
+        raise InvalidError("jobs", len(specs), f"at most {limits.JOBS_MAX} jobs a session")
+    problems: list[tuple[int, str, InvalidError | UnsupportedError]] = []
+    jobs: list[Job] = []
+    seen: set[str] = set()
+    for index, spec in enumerate(specs):
+        try:
+            if spec.name in seen:
+                raise InvalidError("name", spec.name, "two jobs have this name; give each its own")
+            seen.add(spec.name)
+            jobs.append(resolve(spec, capabilities, lease_ms, near_ms))
+        except (InvalidError, UnsupportedError) as error:
+            problems.append((index, spec.name, error))
+    if problems:
+        raise InvalidJobsError(problems)
+    return tuple(jobs)
+
+
+def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: int) -> Job:
+    """Decides every value of a job; `lease_ms` is the sidecar's default lease.
+
+    `near_ms` is the present, near which the shortest gap is looked for (S12). Raises
+    `InvalidError` (also `InvalidScheduleError`) and `UnsupportedError`.
+    """
+    check_name("name", spec.name)
+    _refuse_what_is_not_there_yet(spec, capabilities)
+    schedule = read_schedule(spec)
+    lease = _lease(spec, lease_ms)
+    heartbeat = _heartbeat(spec, lease)
+    _check_numbers(spec)
+    _check_jitter(spec, schedule, near_ms)
+    window = spec.catch_up_window_ms or limits.CATCH_UP_WINDOW
+    return Job(
+        spec=spec,
+        definition=Definition(spec, schedule.identity, window),
+        schedule=schedule,
+        lease_ms=lease,
+        heartbeat_ms=heartbeat,
+        overlap=spec.overlap or OverlapPolicy.SKIP,
+        catch_up=spec.catch_up or CatchUpPolicy.NONE,
+        catch_up_limit=spec.catch_up_limit or limits.CATCH_UP_LIMIT,
+        max_attempts=spec.max_attempts or limits.MAX_ATTEMPTS,
+        cancel_grace_ms=_or(spec.cancel_grace_ms, limits.CANCEL_GRACE),
+        stop_grace_ms=_or(spec.stop_grace_ms, limits.STOP_GRACE),
+    )
+
+
+def read_schedule(spec: JobSpec) -> Schedule:
+    """The schedule of a spec. Raises `InvalidScheduleError` or `UnsupportedError`."""
+    assert spec.schedule is not None, "refused before"
+    key = spec.name if isinstance(spec.schedule, CronSchedule) else ""
+    return _parsed(spec.schedule, key)
+
+
+@lru_cache(maxsize=4_096)
+def _parsed(schedule: EverySchedule | CronSchedule, job: str) -> Schedule:
+    try:
+        if isinstance(schedule, EverySchedule):
+            return Every(schedule.period_ms, schedule.offset_ms)
+        return Cron(schedule.expression, schedule.time_zone, job)
+    except ScheduleError as error:
+        raise InvalidScheduleError(error.field, error.value, error.expected) from error
+
+
+def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> None:
+    backend = capabilities.backend
+    if spec.by_name:
+        raise UnsupportedError(
+            "by_name", backend, (), "give the job a schedule in code, with every() or cron()"
+        )
+    if spec.schedule is None:
+        raise UnsupportedError("a job without a schedule", backend, (), "set every or cron")
+    if spec.overlap is not None and spec.overlap not in capabilities.overlap:
+        have = ", ".join(sorted(capabilities.overlap))
+        raise UnsupportedError(f"overlap={spec.overlap}", backend, (), f"it has: {have}")
+    if spec.catch_up is not None and spec.catch_up not in capabilities.catch_up:
+        have = ", ".join(sorted(capabilities.catch_up))
+        raise UnsupportedError(f"catch_up={spec.catch_up}", backend, (), f"it has: {have}")
+    if spec.retry is not None and not capabilities.retries:
+        raise UnsupportedError("retry", backend, (), "leave it unset: a failed run is final")
+
+
+def _lease(spec: JobSpec, default_ms: int) -> int:
+    lease = _or(spec.lease_ms, default_ms)
+    _within("lease", lease, limits.LEASE_MIN, limits.LEASE_MAX)
+    return lease
+
+
+def _heartbeat(spec: JobSpec, lease_ms: int) -> int:
+    heartbeat = _or(spec.heartbeat_ms, limits.default_heartbeat(lease_ms))
+    most = lease_ms // limits.HEARTBEAT_SHARE_MIN
+    if not limits.HEARTBEAT_MIN <= heartbeat <= most:
+        raise InvalidError(
+            "heartbeat",
+            shown(heartbeat),
+            f"with a lease of {shown(lease_ms)} it is {shown(limits.HEARTBEAT_MIN)} to "
+            f"{shown(most)}, a third of the lease; leave it unset for a sixth",
+        )
+    return heartbeat
+
+
+def _check_numbers(spec: JobSpec) -> None:
+    _within("timeout", spec.timeout_ms, 1, limits.TIMEOUT_MAX)
+    _within("catch_up.window", spec.catch_up_window_ms, 1, limits.CATCH_UP_WINDOW_MAX)
+    _within("start_deadline", spec.start_deadline_ms, limits.START_DEADLINE_MIN, limits.DAY)
+    _within("cancel_grace", spec.cancel_grace_ms, 0, limits.HOUR)
+    _within("stop_grace", spec.stop_grace_ms, 0, limits.HOUR)
+    for field, count, most in (
+        ("catch_up.limit", spec.catch_up_limit, limits.CATCH_UP_LIMIT_MAX),
+        ("max_attempts", spec.max_attempts, limits.ATTEMPTS_MAX),
+        ("concurrency", spec.concurrency, limits.CONCURRENCY_MAX),
+    ):
+        if not 0 <= count <= most:
+            raise InvalidError(field, count, f"0 (the default) to {most}")
+    if len(spec.labels) > limits.LABELS_MAX:
+        raise InvalidError("labels", len(spec.labels), f"at most {limits.LABELS_MAX} entries")
+    for text in (part for label in spec.labels for part in label):
+        if len(text.encode()) > limits.LABEL_MAX_BYTES:
+            raise InvalidError(
+                "labels", text, f"keys and values have at most {limits.LABEL_MAX_BYTES} bytes"
+            )
+
+
+def _check_jitter(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
+    if not spec.jitter_ms:
+        return
+    gap = _shortest_gap(schedule, near_ms // limits.DAY * limits.DAY)
+    if not 0 < spec.jitter_ms < gap:
+        raise InvalidError(
+            "jitter",
+            shown(spec.jitter_ms),
+            f"it must be shorter than the shortest gap between two slots, {shown(gap)}",
+        )
+    if spec.start_deadline_ms is not None and spec.start_deadline_ms <= spec.jitter_ms:
+        raise InvalidError(
+            "start_deadline",
+            shown(spec.start_deadline_ms),
+            f"it must be longer than the jitter, {shown(spec.jitter_ms)}",
+        )
+
+
+@lru_cache(maxsize=4_096)
+def _shortest_gap(schedule: Schedule, near_ms: int) -> int:
+    return schedule.shortest_gap_ms(near_ms, limits.GAP_SAMPLE)
+
+
+def _within(field: str, value_ms: int | None, least: int, most: int) -> None:
+    if value_ms is not None and not least <= value_ms <= most:
+        raise InvalidError(field, shown(value_ms), f"{shown(least)} to {shown(most)}")
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def shown(duration_ms: int) -> str:
+    """A duration as people write it, also a negative one: "1h30m", "-250ms"."""
+    return ("-" if duration_ms < 0 else "") + format_duration(abs(duration_ms))
+
+
+Draw = Callable[[int], int]
+"""A uniform integer in [0, n], from an injected random source."""

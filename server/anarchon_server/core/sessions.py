@@ -1,0 +1,137 @@
+"""Sessions and their room: which client may be given an attempt, and which has it.
+
+Imports `limits`, `model` and `policy`. A place is taken by a token from the moment a claim for
+it is made until the client has reported the attempt or no longer names it (S13, S21a).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from anarchon_server.core import limits
+from anarchon_server.core.model import CancelReason, Client
+from anarchon_server.core.policy import Job
+
+
+@dataclass(slots=True)
+class Session:
+    """One client's attachment. Moments are on the sidecar's boot-time clock.
+
+    `ttl_ms` is the longest time for which the client may still believe in the session;
+    `offered_ms` what it was told last (S15: a shorter one counts once the client has it).
+    `places` maps each token that takes a place to its job; `ended` names those of them that
+    the client was told to stop and that are no longer held, with the reason.
+    """
+
+    session_id: str
+    ttl_ms: int
+    offered_ms: int
+    client: Client = field(default_factory=Client)
+    jobs: tuple[str, ...] = ()
+    max_concurrency: int = 0
+    stream_id: int | None = None
+    kept_alive_at: int | None = None
+    attached: bool = False
+    fresh: bool = False
+    draining: bool = False
+    blocked: bool = False
+    places: dict[str, str] = field(default_factory=dict)
+    ended: dict[str, CancelReason] = field(default_factory=dict)
+
+    def open_for(self, job: Job, now: int) -> bool:
+        """Whether an attempt of `job` may be handed to this client now (the claim gate)."""
+        if self.stream_id is None or not self.fresh or self.draining or self.blocked:
+            return False
+        assert self.kept_alive_at is not None, "a fresh session has been kept alive"
+        quiet_for = now - self.kept_alive_at
+        return quiet_for < self.ttl_ms // 3 + limits.KEEP_ALIVE_SLACK and self.fits(job)
+
+    def fits(self, job: Job) -> bool:
+        """Whether the client's trust always ends before the job's leases do (S15)."""
+        return self.ttl_ms + job.heartbeat_ms + job.margin_ms <= job.lease_ms
+
+    @property
+    def room(self) -> int:
+        """How many more attempts it can run."""
+        return self.max_concurrency - len(self.places)
+
+
+class Sessions:
+    """Every session of this sidecar, and who has which place."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._by_job: dict[str, dict[str, Session]] = {}
+        self._taken: Counter[str] = Counter()
+        self._place_of: dict[str, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str) -> Session | None:
+        """The session, if it lives."""
+        return self._sessions.get(session_id)
+
+    def put(self, session: Session) -> None:
+        """Takes in a session with the jobs it offers."""
+        self._sessions[session.session_id] = session
+        for job in session.jobs:
+            self._by_job.setdefault(job, {})[session.session_id] = session
+
+    def remove(self, session: Session) -> None:
+        """Forgets a session and the places in it."""
+        for token in tuple(session.places):
+            self.leave(token)
+        self.remove_jobs(session)
+        del self._sessions[session.session_id]
+
+    def remove_jobs(self, session: Session) -> None:
+        """Forgets which jobs the session offers."""
+        for job in session.jobs:
+            holders = self._by_job[job]
+            del holders[session.session_id]
+            if not holders:
+                del self._by_job[job]
+
+    def offers(self, job: str) -> bool:
+        """Whether any session has the job."""
+        return job in self._by_job
+
+    def take(self, job: Job, token: str, now: int) -> Session | None:
+        """Takes a place for `token` in the session with most room; None: there is none."""
+        if job.spec.concurrency and self._taken[job.name] >= job.spec.concurrency:
+            return None
+        best: Session | None = None
+        for session in self._by_job.get(job.name, {}).values():
+            better = best is None or session.room > best.room
+            if better and session.room > 0 and session.open_for(job, now):
+                best = session
+        if best is not None:
+            self.enter(best, token, job.name)
+        return best
+
+    def enter(self, session: Session, token: str, job: str) -> None:
+        """Gives `token` a place in this session, whatever its room (an adoption)."""
+        assert token not in self._place_of, "a token has one place"
+        session.places[token] = job
+        self._place_of[token] = session
+        self._taken[job] += 1
+
+    def leave(self, token: str) -> None:
+        """Gives the token's place back, if it has one."""
+        session = self._place_of.pop(token, None)
+        if session is not None:
+            job = session.places.pop(token)
+            session.ended.pop(token, None)
+            self._taken[job] -= 1
+            if not self._taken[job]:
+                del self._taken[job]
+
+    def place_of(self, token: str) -> Session | None:
+        """The session in which the token has its place."""
+        return self._place_of.get(token)
