@@ -172,7 +172,7 @@ class Engine:
         if self._stopping.done:
             return
         self._beating.pump(self._instance)
-        self._jobs.pump(self._instance())
+        self._jobs.pump(self._instance)
         self._jobs.pump_plans()
         self._claiming.pump()
         self._holding.pump_assignments()

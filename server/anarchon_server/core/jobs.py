@@ -5,7 +5,7 @@ Imports the core's leaves only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from anarchon_server.core import limits
@@ -113,7 +113,7 @@ class Jobs:
 
     # --- Registration --------------------------------------------------------------------
 
-    def pump(self, instance: Instance) -> None:
+    def pump(self, instance: Callable[[], Instance]) -> None:
         """Registers what has changed, when it can."""
         context = self._context
         if not self._dirty or context.stopping or not context.clock_usable:
@@ -137,7 +137,7 @@ class Jobs:
             context.lanes.call(
                 Lane.REGISTER,
                 Method.REGISTER,
-                (instance, definitions),
+                (instance(), definitions),
                 context.now,
                 replied,
                 failed,
