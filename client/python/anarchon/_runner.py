@@ -1,0 +1,343 @@
+"""Runs handlers, on the loop or in threads, and sees that they are told to stop: by the session, and
+by a thread of its own when the loop is blocked. Imports the standard library, the wire's messages
+and the client's own `_context`, `_errors`, `_jobs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import faulthandler
+import json
+import logging
+import queue
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from anarchon._context import Clock, Context, Orders, SyncContext, Trust
+from anarchon._duration import ms_to_wire, to_wire
+from anarchon._errors import Cancelled, ClientError, Permanent, Retry
+from anarchon._jobs import Job
+from anarchon.v1 import run_pb2, session_pb2
+
+RESULT_MAX_BYTES = 16 * 1024
+MESSAGE_MAX_BYTES = 4 * 1024
+TRACE_MAX_BYTES = 16 * 1024
+# The thread waits on a clock that stops while the machine sleeps, so it looks at least this often.
+_WATCH_EVERY_S = 1.0
+_log = logging.getLogger("anarchon")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt whose handler runs."""
+
+    orders: Orders
+    started_at_ms: int
+    task: asyncio.Task[object] | None = None
+    # Which cancellations have reached the task: the polite one, the one that ends trust.
+    delivered: set[bool] = field(default_factory=set)
+
+
+class Runner:
+    """Runs the handlers of one session, on the running loop.
+
+    `on_end(token, outcome)` is called on the loop; `confirm(token)` renews a lease or raises.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        clock: Clock,
+        trust: Trust,
+        on_end: Callable[[str, run_pb2.Outcome], None],
+        confirm: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._trust = trust
+        self._on_end = on_end
+        self._confirm = confirm
+        self._loop = asyncio.get_running_loop()
+        self._threads = _Threads()
+        self._attempts: dict[str, _Attempt] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any handler runs."""
+        return bool(self._attempts)
+
+    def start(self, assignment: session_pb2.Assignment) -> None:
+        """Run the handler of an attempt."""
+        job, token = self._jobs[assignment.job], assignment.token
+        orders = Orders(self._clock, self._trust)
+        attempt = self._attempts[token] = _Attempt(orders, self._clock.now_ms())
+
+        async def confirm() -> None:
+            await self._confirm(token)
+
+        if job.is_async:
+            context = Context(assignment, orders, self._clock, confirm)
+            attempt.task = self._loop.create_task(
+                _called(job, context), name=f"{job.name} {assignment.slot}"
+            )
+            attempt.task.add_done_callback(lambda task: self._task_ended(token, task))
+        else:
+            sync_context = SyncContext(assignment, orders, self._clock, confirm, self._loop)
+            run_in = contextvars.copy_context()
+            self._threads.run(lambda: self._run_in_thread(token, job, sync_context, run_in))
+
+    def cancel(
+        self, token: str, reason: run_pb2.CancelReason, message: str, *, trusted: bool
+    ) -> None:
+        """Tell a handler to stop. A second time only if its trust has ended since the first."""
+        attempt = self._attempts.get(token)
+        if attempt is None:
+            return  # it has just ended
+        attempt.orders.cancel(reason, message, trusted=trusted)
+        if attempt.task is not None and trusted not in attempt.delivered:
+            attempt.delivered |= {trusted, True}
+            attempt.task.cancel()
+
+    def expire(self) -> tuple[str, ...]:
+        """Tell every handler whose trust is over, from any thread; return their tokens.
+
+        Handlers on the loop learn it when the loop comes round to it, those in threads at once.
+        """
+        lost = []
+        for token, attempt in list(self._attempts.items()):
+            attempt.orders.look()
+            if not attempt.orders.trusted:
+                lost.append(token)
+        return tuple(lost)
+
+    def abandon(self) -> None:
+        """Tell all that is left that nobody renews its lease any more."""
+        for token in list(self._attempts):
+            reason = run_pb2.CANCEL_REASON_LEASE_LOST
+            self.cancel(token, reason, "the client has stopped", trusted=False)
+
+    def _task_ended(self, token: str, task: asyncio.Task[object]) -> None:
+        attempt = self._attempts.pop(token)
+        if task.cancelled():
+            outcome = _outcome_of_error(asyncio.CancelledError(), attempt.orders)
+        elif (error := task.exception()) is not None:
+            outcome = _outcome_of_error(error, attempt.orders)
+        else:
+            outcome = _outcome_of_value(task.result())
+        self._ended(token, attempt, outcome)
+
+    def _run_in_thread(
+        self, token: str, job: Job, context: SyncContext, run_in: contextvars.Context
+    ) -> None:
+        attempt = self._attempts[token]
+        try:
+            value = run_in.run(_call, job, context)
+        except BaseException as error:  # noqa: BLE001 - a handler's error is its result
+            outcome = _outcome_of_error(error, attempt.orders)
+        else:
+            outcome = _outcome_of_value(value)
+        try:
+            self._loop.call_soon_threadsafe(self._thread_ended, token, outcome)
+        except RuntimeError:
+            _log.warning("%s ended after its client's loop: its result is lost", context)
+
+    def _thread_ended(self, token: str, outcome: run_pb2.Outcome) -> None:
+        self._ended(token, self._attempts.pop(token), outcome)
+
+    def _ended(self, token: str, attempt: _Attempt, outcome: run_pb2.Outcome) -> None:
+        elapsed_ms = self._clock.now_ms() - attempt.started_at_ms
+        outcome.elapsed.CopyFrom(ms_to_wire(elapsed_ms))
+        self._on_end(token, outcome)
+
+
+async def _called(job: Job, context: Context) -> object:
+    handler = cast("Callable[..., Awaitable[object]]", job.handler)
+    try:
+        return await (handler(context) if job.takes_context else handler())
+    except SystemExit as error:
+        # Let through, it would end the loop, and with it every other handler.
+        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+
+
+def _call(job: Job, context: SyncContext) -> object:
+    value = job.handler(context) if job.takes_context else job.handler()
+    if asyncio.iscoroutine(value):
+        value.close()
+        raise TypeError(f"job {job.name!r}: the handler gave a coroutine back: make it async def")
+    return value
+
+
+class _Threads:
+    """Daemon threads for handlers that are no coroutines: one each, kept for the next.
+
+    Daemons, because a handler that never ends must not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+
+    def run(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            is_free = self._idle > 0
+            if is_free:
+                self._idle -= 1
+            else:
+                self._count += 1
+                name = f"anarchon-handler-{self._count}"
+        self._calls.put(call)
+        if not is_free:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+            with self._lock:
+                self._idle += 1
+
+
+# ── Outcomes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _outcome_of_value(value: object) -> run_pb2.Outcome:
+    return run_pb2.Outcome(success=run_pb2.Success(result=_cut(_text_of(value), RESULT_MAX_BYTES)))
+
+
+def _text_of(value: object) -> str:
+    """A text as it is, nothing as nothing, all else as JSON, or as Python shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return _shown(value)
+
+
+def _outcome_of_error(error: BaseException, orders: Orders) -> run_pb2.Outcome:
+    was_told = orders.reason is not None
+    if was_told and isinstance(error, Cancelled | asyncio.CancelledError):
+        return run_pb2.Outcome(stopped=run_pb2.Stopped(reason=orders.wire_reason))
+    # What a handler wants said of a failure it may wrap around the error itself.
+    cause = error.__cause__ if isinstance(error, Retry | Permanent) else None
+    named = type(cause or error)
+    module = "" if named.__module__ == "builtins" else f"{named.__module__}."
+    failure = run_pb2.Failure(
+        type=f"{module}{named.__qualname__}",
+        message=_cut(_shown(error) or _shown(cause or ""), MESSAGE_MAX_BYTES),
+        stack_trace=_cut_start("".join(traceback.format_exception(error)), TRACE_MAX_BYTES),
+        permanent=isinstance(error, Permanent),
+    )
+    if isinstance(error, Retry) and error.after is not None:
+        failure.retry_after.CopyFrom(to_wire(error.after))
+    return run_pb2.Outcome(failure=failure)
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - it is a stranger's code, and only for people to read
+        return f"<{type(value).__qualname__} that cannot be shown>"
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """The beginning of a text, as Unicode that can be sent."""
+    return text.encode("utf-8", "backslashreplace")[:max_bytes].decode("utf-8", "ignore")
+
+
+def _cut_start(text: str, max_bytes: int) -> str:
+    """The end of a text, as Unicode that can be sent."""
+    return text.encode("utf-8", "backslashreplace")[-max_bytes:].decode("utf-8", "ignore")
+
+
+# ── Trust that ends although the loop is blocked ────────────────────────────────────────────────
+
+
+class Watchdog:
+    """A thread that calls `on_over` when trust ends, whatever the loop is doing.
+
+    `on_over` is called in that thread, once for each time it was armed.
+    """
+
+    def __init__(self, clock: Clock, trust: Trust, on_over: Callable[[], None]) -> None:
+        self._clock = clock
+        self._trust = trust
+        self._on_over = on_over
+        self._changed = threading.Condition()
+        self._is_armed = False
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._watch, name="anarchon-trust", daemon=True)
+        self._thread.start()
+
+    def arm(self, *, on: bool) -> None:
+        """Watch, or not: to be called when trust has changed and when handlers start and end."""
+        with self._changed:
+            self._is_armed = on
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the thread, and wait for that."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self._wait_for_the_end():
+            self._on_over()
+
+    def _wait_for_the_end(self) -> bool:
+        """Return True when trust has ended, False when there is nothing more to watch."""
+        with self._changed:
+            while not self._is_stopped:
+                left_ms = self._trust.end_ms - self._clock.now_ms()
+                if self._is_armed and left_ms <= 0:
+                    self._is_armed = False
+                    return True
+                wait_s = min(left_ms / 1_000, _WATCH_EVERY_S) if self._is_armed else None
+                self._changed.wait(wait_s)
+        return False
+
+
+class ExitTimer:
+    """Ends the process at a given time, also with the interpreter's lock held by a handler.
+
+    The system has one such timer a process (`faulthandler.dump_traceback_later`), which writes the
+    stacks of all threads to standard error and exits with status 1. It does not count the time for
+    which the machine sleeps. Raises `ClientError` where another session has it.
+    """
+
+    _owner: ExitTimer | None = None
+
+    def __init__(self) -> None:
+        if ExitTimer._owner is not None:
+            raise ClientError(
+                'on_lease_lost="exit" is in use by another subscription of this process: there is '
+                "one such timer a process. Subscribe all handlers at once"
+            )
+        ExitTimer._owner = self
+        self._at_ms: int | None = None
+
+    def set(self, at_ms: int | None, now_ms: int) -> None:
+        """End the process at `at_ms`; `None`: do not."""
+        if at_ms == self._at_ms:
+            return
+        self._at_ms = at_ms
+        if at_ms is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            left_s = max(at_ms - now_ms, 1) / 1_000
+            faulthandler.dump_traceback_later(left_s, exit=True)
+
+    def close(self) -> None:
+        """Let the process live, and others use the timer."""
+        self.set(None, 0)
+        if ExitTimer._owner is self:
+            ExitTimer._owner = None

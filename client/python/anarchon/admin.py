@@ -1,0 +1,168 @@
+"""`AdminClient`: what people and tools ask a running sidecar. Imports the standard library, grpc, the
+wire's messages and the rest of the client.
+
+Answers are the protocol's own messages (`anarchon.v1`). Calls block; each has 10 s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from anarchon._errors import ClientError
+from anarchon._jobs import Job
+from anarchon._transport import CallToken, Endpoint
+from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
+
+TIMEOUT_S = 10.0
+_PAGE_MAX = 500
+_RequestT = TypeVar("_RequestT")
+_ResponseT = TypeVar("_ResponseT")
+
+
+class AdminClient:
+    """Asks the sidecar at `address` about jobs, runs and instances of its whole namespace.
+
+    `address`, `token_file` and `credentials` are those of `AnarchonClient`. Methods raise
+    `SidecarUnavailableError` where no sidecar answers, `NotFoundError` for what there is not,
+    `UnsupportedError` for what its backend cannot do, and `RefusedError` for a bad argument.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        token_file: str | os.PathLike[str] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._endpoint = Endpoint.of(address, credentials, token_file)
+        self._token = CallToken(self._endpoint.token_file)
+        options = self._endpoint.options()
+        if self._endpoint.credentials is None:
+            self._channel = grpc.insecure_channel(self._endpoint.address, options)
+        else:
+            self._channel = grpc.secure_channel(
+                self._endpoint.address, self._endpoint.credentials, options
+            )
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    @property
+    def address(self) -> str:
+        """Where the sidecar is."""
+        return self._endpoint.address
+
+    def list_jobs(self) -> Iterator[admin_pb2.Job]:
+        """Yield all jobs, by name; pages are fetched as they are needed."""
+        request = admin_pb2.ListJobsRequest(page_size=_PAGE_MAX)
+        while True:
+            page = self._call(self._stub.ListJobs, request)
+            yield from page.jobs
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+
+    def get_job(self, job: str) -> admin_pb2.Job:
+        """Return one job. Raises `NotFoundError`."""
+        return self._call(self._stub.GetJob, admin_pb2.GetJobRequest(job=job)).job
+
+    def list_runs(
+        self,
+        *,
+        job: str = "",
+        states: Iterable[run_pb2.RunState] = (),
+        instance_id: str = "",
+        from_slot: int = 0,
+        until_slot: int = 0,
+        limit: int | None = None,
+    ) -> Iterator[run_pb2.Run]:
+        """Yield runs, newest slot first; pages are fetched as they are needed.
+
+        Empty and 0 mean "all". `instance_id`: only runs with an attempt by this instance.
+        `from_slot` (inclusive) and `until_slot` (exclusive) are milliseconds since the epoch.
+        """
+        if limit is not None and limit < 1:
+            raise ClientError(f"limit {limit}: must be at least 1")
+        left = limit
+        request = admin_pb2.ListRunsRequest(
+            page_size=min(limit or _PAGE_MAX, _PAGE_MAX),
+            job=job,
+            states=states,
+            instance_id=instance_id,
+            from_slot=from_slot,
+            until_slot=until_slot,
+        )
+        while True:
+            page = self._call(self._stub.ListRuns, request)
+            runs = page.runs if left is None else page.runs[:left]
+            yield from runs
+            left = None if left is None else left - len(runs)
+            request.page_token = page.next_page_token
+            if not request.page_token or left == 0:
+                return
+
+    def get_run(self, job: str, slot: int) -> run_pb2.Run:
+        """Return one run, with the stack traces of its attempts. Raises `NotFoundError`."""
+        return self._call(self._stub.GetRun, admin_pb2.GetRunRequest(job=job, slot=slot)).run
+
+    def preview_slots(
+        self, job: str | Job, *, after: datetime | None = None, count: int = 10
+    ) -> list[int]:
+        """Return the next `count` slots (1 to 1,000) after `after`, in milliseconds since the epoch.
+
+        `job` is the name of a registered job, or any `Job`. `after` needs a time zone; default: now.
+        """
+        request = admin_pb2.PreviewSlotsRequest(count=count)
+        if isinstance(job, Job):
+            request.spec.CopyFrom(job.spec)
+        else:
+            request.job = job
+        if after is not None:
+            if after.tzinfo is None:
+                raise ClientError(f"after {after}: must have a time zone, such as datetime.UTC")
+            request.after_time.FromDatetime(after.astimezone(UTC))
+        return list(self._call(self._stub.PreviewSlots, request).slots)
+
+    def list_instances(self) -> Iterator[admin_pb2.Instance]:
+        """Yield the instances seen lately; pages are fetched as they are needed."""
+        request = admin_pb2.ListInstancesRequest(page_size=_PAGE_MAX)
+        while True:
+            page = self._call(self._stub.ListInstances, request)
+            yield from page.instances
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+
+    def get_instance(self, instance_id: str = "") -> admin_pb2.Instance:
+        """Return one instance; by default the one that answers. Raises `NotFoundError`."""
+        request = admin_pb2.GetInstanceRequest(instance_id=instance_id)
+        return self._call(self._stub.GetInstance, request).instance
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT],
+        request: _RequestT,
+    ) -> _ResponseT:
+        try:
+            return method(request, timeout=TIMEOUT_S, metadata=self._token.metadata())
+        except grpc.RpcError as error:
+            raise self._endpoint.error(error) from None
