@@ -18,6 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from anarchon_server.config import load
 from anarchon_server.core import limits
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +53,11 @@ def sidecar(pod: Document) -> Document:
     return dict(container)
 
 
+def environment(container: Document) -> dict[str, str]:
+    """A container's variables; a made-up name stands for one that the cluster fills in."""
+    return {item["name"]: item.get("value", "filled-in") for item in container["env"]}
+
+
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_the_manifest_is_valid_by_the_kubernetes_schemas(
     manifest: list[Document], version: str
@@ -79,7 +85,13 @@ def test_the_sidecar_is_native_and_probed_by_its_own_command(sidecar: Document) 
     assert sidecar["restartPolicy"] == "Always"
     for probe in ("startupProbe", "readinessProbe"):
         assert sidecar[probe]["exec"]["command"] == ["anarchon", "health"]
-    assert "livenessProbe" not in sidecar, "a restart while the store is away loses waiting results"
+
+
+def test_a_store_that_is_away_restarts_nothing(sidecar: Document) -> None:
+    """`/livez` is about the process alone; a restart would lose the results that wait."""
+    (port,) = sidecar["ports"]
+    assert sidecar["livenessProbe"]["httpGet"] == {"path": "/livez", "port": port["name"]}
+    assert environment(sidecar)["ANARCHON_HTTP"] == f"0.0.0.0:{port['containerPort']}"
 
 
 def test_both_graces_fit_into_the_pods(pod: Document) -> None:
@@ -99,17 +111,16 @@ def test_nothing_in_the_pod_runs_as_root_or_writes_into_its_image(pod: Document)
 
 
 def test_pods_that_share_sqlite_are_kept_on_one_node(pod: Document, sidecar: Document) -> None:
-    (store,) = (item["value"] for item in sidecar["env"] if item["name"] == "ANARCHON_STORE")
-    assert store.startswith("sqlite:")
+    assert environment(sidecar)["ANARCHON_STORE"].startswith("sqlite:")
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     (term,) = pod["affinity"]["podAffinity"][required]
     assert term["topologyKey"] == "kubernetes.io/hostname"
 
 
 def test_the_sidecar_listens_where_the_application_asks(pod: Document, sidecar: Document) -> None:
-    listen = next(item["value"] for item in sidecar["env"] if item["name"] == "ANARCHON_LISTEN")
     (app,) = pod["containers"]
-    address = next(item["value"] for item in app["env"] if item["name"] == "ANARCHON_ADDRESS")
+    listen = environment(sidecar)["ANARCHON_LISTEN"]
+    address = environment(app)["ANARCHON_ADDRESS"]
     assert listen == address
     assert listen.startswith("127.0.0.1:"), "only loopback needs no credentials"
 
@@ -118,6 +129,11 @@ def test_every_volume_is_mounted_and_every_mount_has_its_volume(pod: Document) -
     volumes = {volume["name"] for volume in pod["volumes"]}
     containers = pod["initContainers"] + pod["containers"]
     assert volumes == {mount["name"] for c in containers for mount in c["volumeMounts"]}
+
+
+def test_the_sidecar_understands_what_the_manifest_sets(sidecar: Document) -> None:
+    config = load({}, environment(sidecar))
+    assert config.stop_grace.total_seconds() == limits.STOP_GRACE / 1000
 
 
 # ── Compose ─────────────────────────────────────────────────────────────────────────────────────
@@ -165,6 +181,16 @@ def test_three_instances_share_one_store_and_nothing_else(compose: Document) -> 
         assert sidecar["environment"]["ANARCHON_LISTEN"] == app["environment"]["ANARCHON_ADDRESS"]
         assert sidecar["environment"]["ANARCHON_ADDRESS"] == app["environment"]["ANARCHON_ADDRESS"]
     assert set(compose["volumes"]) == {"store", *(f"socket-{i}" for i in instances)}
+
+
+def test_the_sidecars_understand_what_compose_and_the_image_set(compose: Document) -> None:
+    image = [arguments for name, arguments in stages()["sidecar"] if name == "ENV"]
+    ours = dict(re.findall(r"(ANARCHON_\w+)=(\S+)", " ".join(image)))
+    assert ours
+    for name, service in compose["services"].items():
+        if name.startswith("sidecar"):
+            config = load({}, ours | service["environment"])
+            assert str(config.listen) == service["environment"]["ANARCHON_LISTEN"]
 
 
 def test_compose_gives_each_sidecar_time_to_stop_politely(compose: Document) -> None:
