@@ -21,7 +21,7 @@ from anarchon_server.core.errors import (
     StoreError,
     StoreUnavailable,
 )
-from anarchon_server.core.model import Client, JobSpec
+from anarchon_server.core.model import Client, JobSpec, Outcome
 from anarchon_server.core.store import Reply, Store
 from anarchon_server.loop.processes import ProcessWatch, watchable
 from anarchon_server.loop.streams import Event, Stream
@@ -64,7 +64,8 @@ class Loop:
     """One engine, its store, its clients and its timers.
 
     `start` needs a running event loop; `stop` asks the engine to stop and `stopped` tells when
-    it has; `close` ends everything at once.
+    it has; `close` ends everything at once. While `store_open` is false no call reaches the store:
+    each is answered as if it were away.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class Loop:
         *,
         op_timeout_ms: int = limits.OP_TIMEOUT,
         on_status: Callable[[Status], None] = lambda _: None,
+        store_open: bool = True,
     ) -> None:
         self.store = store
+        self.store_open = store_open
         self.clock = clock
         self._engine = engine
         self._op_timeout_ms = op_timeout_ms
@@ -115,6 +118,12 @@ class Loop:
         """Wait until the engine has stopped. Raises what broke it, if something did."""
         assert self._stopped is not None, "started first"
         await asyncio.shield(self._stopped)
+
+    def fail(self, error: Exception) -> None:
+        """Go no further: `stopped` raises `error`."""
+        self._closed = True
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_exception(error)
 
     async def close(self) -> None:
         """End every stream, request and call at once."""
@@ -186,6 +195,8 @@ class Loop:
         if known is not None and not stream.is_ended:
             stream.end(None)
             self.feed(messages.StreamEnded(stream.session_id, stream.stream_id))
+        if all(other.session_id != stream.session_id for other in self._streams.values()):
+            self._clients.pop(stream.session_id, None)
 
     async def keep_alive(
         self,
@@ -202,9 +213,7 @@ class Loop:
         assert isinstance(answer, messages.KeepAliveAnswer), f"a keep-alive was answered {answer}"
         return answer
 
-    async def complete(
-        self, results: tuple[tuple[str, messages.Outcome], ...]
-    ) -> messages.CompleteAnswer:
+    async def complete(self, results: tuple[tuple[str, Outcome], ...]) -> messages.CompleteAnswer:
         """Return one receipt a result, in their order, once the store has answered for each."""
         answer = await self._ask(lambda number: messages.Complete(number, results))
         assert isinstance(answer, messages.CompleteAnswer), f"results were answered {answer}"
@@ -233,14 +242,19 @@ class Loop:
 
     # ── Reading the store, for people ───────────────────────────────────────────────────────────
 
-    async def read(self, call: Awaitable[Reply[T]]) -> Reply[T]:
-        """Await a read of the store within the time limit. Raises `StoreUnavailable`."""
+    async def read(self, call: Callable[[], Awaitable[Reply[T]]]) -> Reply[T]:
+        """Return a read of the store, made within the time limit. Raises `StoreError`."""
+        self._check_open()
         try:
             async with asyncio.timeout(self._op_timeout_ms / 1_000):
-                return await call
+                return await call()
         except TimeoutError:
             limit_s = self._op_timeout_ms / 1_000
             raise StoreUnavailable(f"the store did not answer within {limit_s:g} s") from None
+
+    def _check_open(self) -> None:
+        if not self.store_open:
+            raise StoreUnavailable("the store could not be opened yet")
 
     # ── Steps ───────────────────────────────────────────────────────────────────────────────────
 
@@ -254,13 +268,11 @@ class Loop:
             while self._inputs:
                 self._step(self._inputs.popleft())
             self._set_timer()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A mistake of ours. Going on with a state nobody foresaw could do harm; stopping
             # dead cannot: leases lapse and others take over.
             _log.critical("engine_failed", exc_info=True)
-            self._closed = True
-            if self._stopped is not None and not self._stopped.done():
-                self._stopped.set_exception(error)
+            self.fail(error)
         finally:
             self._stepping = False
 
@@ -315,7 +327,7 @@ class Loop:
         self._detector.pulse(now)
         # A timer set before the machine slept is late by that long: set it anew.
         self._timer_at = None
-        self.feed(messages.Tick())
+        self._set_timer()
         if not self._closed:
             self._on_status(self._engine.status(now))
             self._pulse_timer = self.clock.call_at(now + PULSE_MS, self._pulse)
@@ -366,6 +378,7 @@ class Loop:
         method = command.method
         failure: messages.StoreFailed | None = None
         try:
+            self._check_open()
             await failpoints.reached(f"store.{method}.before")
             async with asyncio.timeout(self._op_timeout_ms / 1_000):
                 reply: Reply[Any] = await getattr(self.store, method)(*command.arguments)
@@ -394,6 +407,7 @@ class Loop:
     async def _watch_store(self) -> None:
         while True:
             try:
+                self._check_open()
                 async for _ in self.store.watch():
                     self.feed(messages.Woken())
                 return  # a store that does not notify

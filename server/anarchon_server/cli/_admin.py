@@ -1,0 +1,172 @@
+"""What the admin commands share: the call to a sidecar, and how what it says is shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from anarchon._errors import ClientError, SidecarError
+from anarchon._transport import CallToken, Endpoint
+
+TIMEOUT_S = 10.0
+FAILED = 1
+
+_SHOWN = 60
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+"""What goes with a call: its token, where one is needed."""
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add what every admin command needs: where the sidecar is, and what opens its door."""
+    parser.add_argument(
+        "--address",
+        metavar="ADDR",
+        help="the sidecar: HOST:PORT or unix:/PATH (default: ANARCHON_ADDRESS, or 127.0.0.1:7420)",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="a file with the call token, where one is needed (default: ANARCHON_TOKEN_FILE)",
+    )
+    parser.add_argument(
+        "--tls-ca",
+        metavar="FILE",
+        help="certificates (PEM) to trust, for a sidecar on another machine",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+
+
+def with_channel(
+    command: str,
+    args: argparse.Namespace,
+    work: Callable[[grpc.Channel, Metadata], int],
+) -> int:
+    """Do `work` with a channel and the call's metadata; an error becomes one line."""
+    try:
+        credentials = None
+        if args.tls_ca:
+            credentials = grpc.ssl_channel_credentials(_read(args.tls_ca))
+        endpoint = Endpoint.of(args.address, credentials, args.token_file)
+        metadata = CallToken(endpoint.token_file).metadata()
+        with _channel(endpoint) as channel:
+            try:
+                return work(channel, metadata)
+            except grpc.RpcError as error:
+                raise endpoint.error(error) from None
+    except (SidecarError, ClientError) as error:
+        print(f"anarchon {command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _channel(endpoint: Endpoint) -> grpc.Channel:
+    if endpoint.credentials is None:
+        return grpc.insecure_channel(endpoint.address, endpoint.options())
+    return grpc.secure_channel(endpoint.address, endpoint.credentials, endpoint.options())
+
+
+def _read(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ClientError(f"--tls-ca {file}: {error.strerror}") from None
+
+
+# ── Showing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_json(message: Message) -> None:
+    """Print a message as one line: the protocol's names, words in lower case without a prefix."""
+    print(json.dumps(plain(message), ensure_ascii=False), flush=True)
+
+
+# Descriptors have one type in Python's protobuf and another in its C core: `field` is either.
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """Return a message as JSON has it. Messages and words that are not set are null."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, (Timestamp, Duration)):
+        return value.ToJsonString()
+    if isinstance(value, Message):
+        return plain(value)
+    if field.enum_type is not None:
+        return word(field, value)
+    return value
+
+
+def word(field: Any, value: int) -> str | int | None:
+    """Return an enumeration's value as a word; None where it is not set, the number of a new one."""
+    known = field.enum_type.values_by_number.get(value)
+    if value == 0:
+        return None
+    if known is None:
+        return value
+    prefix = field.enum_type.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return str(known.name.removeprefix(prefix)).lower()
+
+
+def word_of(message: Message, name: str) -> str:
+    """Return a message's enumeration as a word for a table."""
+    found = word(message.DESCRIPTOR.fields_by_name[name], getattr(message, name))
+    return "" if found is None else str(found)
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print columns, each as wide as its widest cell."""
+    table = [list(heads), *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    for row in table:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(text: str) -> str:
+    """What a terminal may be shown: one line, no control characters."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+
+
+def shown_slot(slot: int) -> str:
+    """Return a slot as people read it, in UTC."""
+    return _iso(slot / 1_000)
+
+
+def shown_time(message: Message, field: str) -> str:
+    """Return a time of a message as people read it, or nothing."""
+    if not message.HasField(field):
+        return ""
+    value = getattr(message, field)
+    return _iso(value.seconds + value.nanos / 1e9)
+
+
+def _iso(seconds: float) -> str:
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace(".000", "").replace("+00:00", "Z")

@@ -1,0 +1,66 @@
+"""`anarchon jobs`: what is registered in the namespace."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import grpc
+
+from anarchon.v1 import admin_pb2, admin_pb2_grpc
+from anarchon_server.cli import _admin
+
+
+# The subparsers object has no public type.
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `jobs`."""
+    parser = subparsers.add_parser(
+        "jobs", help="list the jobs", description="List the jobs of the namespace by name."
+    )
+    _admin.add_address(parser)
+    _admin.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the jobs."""
+    return _admin.with_channel("jobs", args, lambda channel, token: _list(args, channel, token))
+
+
+def _list(args: argparse.Namespace, channel: grpc.Channel, token: _admin.Metadata) -> int:
+    jobs = _jobs(admin_pb2_grpc.AdminServiceStub(channel), token)
+    if args.json:
+        for job in jobs:
+            _admin.print_json(job)
+    else:
+        heads = ("JOB", "SCHEDULE", "NEXT (UTC)", "LAST RUN", "INSTANCES", "NOTES")
+        _admin.print_table(heads, map(_row, jobs))
+    return 0
+
+
+def _jobs(stub: admin_pb2_grpc.AdminServiceStub, token: _admin.Metadata) -> Iterator[admin_pb2.Job]:
+    page_token = ""
+    while True:
+        request = admin_pb2.ListJobsRequest(page_token=page_token)
+        page = stub.ListJobs(request, timeout=_admin.TIMEOUT_S, metadata=token)
+        yield from page.jobs
+        page_token = page.next_page_token
+        if not page_token:
+            return
+
+
+def _row(job: admin_pb2.Job) -> tuple[str, ...]:
+    notes = ["definitions differ"] if job.definitions_differ else []
+    if job.paused:
+        notes.append(f"paused: {job.pause_reason}" if job.pause_reason else "paused")
+    last = ""
+    if job.HasField("last_run"):
+        state = _admin.word_of(job.last_run, "state")
+        last = f"{state} {_admin.shown_slot(job.last_run.slot)}"
+    return (
+        job.spec.name,
+        job.description,
+        _admin.shown_slot(job.next_slots[0]) if job.next_slots else "",
+        last,
+        str(len(job.instance_ids)),
+        ", ".join(notes),
+    )

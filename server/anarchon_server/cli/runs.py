@@ -1,0 +1,141 @@
+"""`anarchon runs`: history, and what runs now."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
+from anarchon_server.cli import _admin
+
+LIMIT_DEFAULT = 20
+WATCH_EVERY_S = 1.0
+
+_PAGE_MAX = 500
+_WATCHED_MAX = 500
+_PREFIX = "RUN_STATE_"
+_STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
+_HEADS = ("JOB", "SLOT (UTC)", "STATE", "REASON", "ATTEMPT", "INSTANCE", "STARTED", "ENDED")
+
+
+# The subparsers object has no public type.
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `runs`."""
+    parser = subparsers.add_parser(
+        "runs",
+        help="list the runs, newest first",
+        description="List the runs of the namespace, newest slot first.",
+    )
+    parser.add_argument("--job", metavar="NAME", default="", help="only of this job")
+    parser.add_argument(
+        "--state",
+        metavar="STATE",
+        action="append",
+        default=[],
+        choices=_STATES,
+        help=f"only in this state; may be given again: {', '.join(_STATES)}",
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=_positive,
+        default=LIMIT_DEFAULT,
+        help=f"at most so many (default: {LIMIT_DEFAULT})",
+    )
+    parser.add_argument(
+        "--watch", action="store_true", help="go on printing runs as they change, until stopped"
+    )
+    _admin.add_address(parser)
+    _admin.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the runs."""
+    return _admin.with_channel("runs", args, lambda channel, token: _list(args, channel, token))
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a whole number from 1")
+    return int(text)
+
+
+def _list(args: argparse.Namespace, channel: grpc.Channel, token: _admin.Metadata) -> int:
+    stub = admin_pb2_grpc.AdminServiceStub(channel)
+    if args.watch:
+        _watch(args, stub, token)
+    elif args.json:
+        for found in _runs(args, stub, token, args.limit):
+            _admin.print_json(found)
+    else:
+        _admin.print_table(_HEADS, map(_row, _runs(args, stub, token, args.limit)))
+    return 0
+
+
+def _watch(
+    args: argparse.Namespace,
+    stub: admin_pb2_grpc.AdminServiceStub,
+    token: _admin.Metadata,
+) -> None:
+    """Print the newest runs, oldest first, and then every one that is new or has changed."""
+    seen: dict[tuple[str, int], bytes] = {}
+    limit = args.limit
+    while True:
+        for found in reversed(list(_runs(args, stub, token, limit))):
+            key = (found.job, found.slot)
+            # A lease moves on with every heartbeat, which is no change for people.
+            now = run_pb2.Run()
+            now.CopyFrom(found)
+            now.ClearField("lease_end_time")
+            content = now.SerializeToString(deterministic=True)
+            if seen.pop(key, None) != content:
+                _show_change(args, found)
+            seen[key] = content
+        while len(seen) > 2 * _WATCHED_MAX:
+            del seen[next(iter(seen))]
+        limit = _WATCHED_MAX
+        time.sleep(WATCH_EVERY_S)
+
+
+def _show_change(args: argparse.Namespace, found: run_pb2.Run) -> None:
+    if args.json:
+        _admin.print_json(found)
+    else:
+        print("  ".join(filter(None, _row(found))), flush=True)
+
+
+def _runs(
+    args: argparse.Namespace,
+    stub: admin_pb2_grpc.AdminServiceStub,
+    token: _admin.Metadata,
+    limit: int,
+) -> Iterator[run_pb2.Run]:
+    states = [_PREFIX + state.upper() for state in args.state]
+    page_token = ""
+    while limit > 0:
+        request = admin_pb2.ListRunsRequest(
+            job=args.job, states=states, page_size=min(limit, _PAGE_MAX), page_token=page_token
+        )
+        page = stub.ListRuns(request, timeout=_admin.TIMEOUT_S, metadata=token)
+        yield from page.runs
+        limit -= len(page.runs)
+        page_token = page.next_page_token
+        if not page_token:
+            return
+
+
+def _row(found: run_pb2.Run) -> tuple[str, ...]:
+    last = found.attempts[-1] if found.attempts else run_pb2.Attempt()
+    return (
+        found.job,
+        _admin.shown_slot(found.slot),
+        _admin.word_of(found, "state"),
+        found.reason,
+        str(last.attempt or ""),
+        last.instance_id,
+        _admin.shown_time(last, "start_time"),
+        _admin.shown_time(last, "end_time"),
+    )

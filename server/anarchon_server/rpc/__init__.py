@@ -1,0 +1,1 @@
+"""The sidecar's gRPC side: the protocol's services, in front of the loop and the store."""

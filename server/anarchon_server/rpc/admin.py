@@ -1,0 +1,325 @@
+"""AdminService: what people and dashboards use. Reads from the store, so any instance answers for
+the whole namespace.
+
+Imports the stubs, core and `loop`.
+"""
+
+# ruff: noqa: N802 - the methods have the protocol's names
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
+from anarchon_server.core import limits, model
+from anarchon_server.core.errors import (
+    AnarchonError,
+    InvalidError,
+    InvalidScheduleError,
+    NotFoundError,
+    UnsupportedError,
+)
+from anarchon_server.core.policy import read_schedule
+from anarchon_server.core.slots import Every, Schedule
+from anarchon_server.core.store import RunQuery
+from anarchon_server.loop import Loop
+from anarchon_server.rpc import conversion as wire
+from anarchon_server.rpc.sessions import Context, refuse
+
+PREVIEW_DEFAULT = 10
+
+R = TypeVar("R")
+M = TypeVar("M", bound=Message)
+
+
+def _answered(
+    method: Callable[[AdminServicer, M], Coroutine[Any, Any, R]],
+) -> Callable[[AdminServicer, M, Context], Coroutine[Any, Any, R]]:
+    """Make of a method that takes a request, and raises `AnarchonError`, one that gRPC serves."""
+
+    @wraps(method)
+    async def served(self: AdminServicer, request: M, context: Context) -> R:
+        try:
+            return await method(self, request)
+        except AnarchonError as error:
+            await refuse(context, error)
+
+    return served
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """The service's methods. What this version does not have yet is refused as UNSUPPORTED."""
+
+    def __init__(self, loop: Loop, namespace: str) -> None:
+        self._loop = loop
+        self._store = loop.store
+        self._namespace = namespace
+
+    # ── Jobs ────────────────────────────────────────────────────────────────────────────────────
+
+    @_answered
+    async def ListJobs(self, request: admin_pb2.ListJobsRequest) -> admin_pb2.ListJobsResponse:
+        """Lists jobs by name."""
+        size = _page_size(request.page_size)
+        (after,) = _page_read(request.page_token, 1) or ("",)
+        reply = await self._loop.read(lambda: self._store.jobs((), after, size + 1))
+        jobs = [self._job_out(view, reply.store_at) for view in reply.answers]
+        page, more = _page_cut(jobs, size)
+        token = _page_token(page[-1].spec.name) if more else ""
+        return admin_pb2.ListJobsResponse(jobs=page, next_page_token=token)
+
+    @_answered
+    async def GetJob(self, request: admin_pb2.GetJobRequest) -> admin_pb2.GetJobResponse:
+        """Gets one job."""
+        view, store_at = await self._job(request.job)
+        return admin_pb2.GetJobResponse(job=self._job_out(view, store_at))
+
+    @_answered
+    async def PreviewSlots(
+        self, request: admin_pb2.PreviewSlotsRequest
+    ) -> admin_pb2.PreviewSlotsResponse:
+        """Computes slots without touching anything."""
+        count = request.count or PREVIEW_DEFAULT
+        if not 1 <= count <= limits.PREVIEW_MAX:
+            raise InvalidError("count", request.count, f"1 to {limits.PREVIEW_MAX}")
+        now = self._loop.wall_ms()
+        match request.WhichOneof("of"):
+            case "job":
+                view, now = await self._job(request.job)
+                spec = view.spec
+            case "spec":
+                spec = wire.spec_in(request.spec)
+                self._loop.check_spec(spec)
+            case _:
+                raise InvalidError("of", "unset", "set job or spec")
+        after = wire.timestamp_to_ms(request.after_time) if request.HasField("after_time") else now
+        slots = [] if spec.schedule is None else _slots_after(read_schedule(spec), after, count)
+        return admin_pb2.PreviewSlotsResponse(slots=slots)
+
+    async def _job(self, name: str) -> tuple[model.JobView, int]:
+        reply = await self._loop.read(lambda: self._store.jobs((name,), "", 1))
+        if not reply.answers:
+            raise NotFoundError("job", name, "it is there once an instance has subscribed with it")
+        return reply.answers[0], reply.store_at
+
+    def _job_out(self, view: model.JobView, store_at: int) -> admin_pb2.Job:
+        job = admin_pb2.Job(
+            spec=wire.spec_out(view.spec),
+            paused=view.paused_at is not None,
+            pause_reason=view.pause_reason,
+            definition_time=wire.timestamp(view.definition_at),
+            definitions_differ=view.definitions_differ,
+            instance_ids=view.instance_ids,
+        )
+        if view.last_run is not None:
+            job.last_run.CopyFrom(wire.run_out(view.last_run))
+        if view.spec.schedule is not None:
+            self._schedule_out(view, job, store_at)
+        return job
+
+    def _schedule_out(self, view: model.JobView, job: admin_pb2.Job, store_at: int) -> None:
+        try:
+            schedule = read_schedule(view.spec)
+        except InvalidScheduleError as error:
+            # Registered by another version, whose zones or grammar this one does not know.
+            job.description = f"not readable here: {error}"
+            return
+        job.description = _described(schedule)
+        if not job.paused:
+            job.next_slots.extend(_slots_after(schedule, store_at, limits.NEXT_SLOTS))
+
+    # ── Runs ────────────────────────────────────────────────────────────────────────────────────
+
+    @_answered
+    async def ListRuns(self, request: admin_pb2.ListRunsRequest) -> admin_pb2.ListRunsResponse:
+        """Lists runs, newest slot first."""
+        self._needs_history()
+        size = _page_size(request.page_size)
+        after = _page_read(request.page_token, 2)
+        query = RunQuery(
+            job=request.job,
+            states=frozenset(_state_in(f"states[{n}]", s) for n, s in enumerate(request.states)),
+            instance_id=request.instance_id,
+            from_slot=request.from_slot or None,
+            until_slot=request.until_slot or None,
+            after=(_slot_read(after[0]), after[1]) if after else None,
+            limit=size + 1,
+        )
+        reply = await self._loop.read(lambda: self._store.runs(query))
+        page, more = _page_cut([wire.run_out(view) for view in reply.answers], size)
+        token = _page_token(str(page[-1].slot), page[-1].job) if more else ""
+        return admin_pb2.ListRunsResponse(runs=page, next_page_token=token)
+
+    @_answered
+    async def GetRun(self, request: admin_pb2.GetRunRequest) -> admin_pb2.GetRunResponse:
+        """Gets one run, with stack traces."""
+        self._needs_history()
+        if not request.job:
+            raise InvalidError("job", request.job, "name the run's job")
+        query = RunQuery(job=request.job, slot=request.slot, limit=1, traces=True)
+        reply = await self._loop.read(lambda: self._store.runs(query))
+        if not reply.answers:
+            raise NotFoundError("run", f"{request.job} {request.slot}")
+        return admin_pb2.GetRunResponse(run=wire.run_out(reply.answers[0]))
+
+    # ── Instances ───────────────────────────────────────────────────────────────────────────────
+
+    @_answered
+    async def ListInstances(
+        self, request: admin_pb2.ListInstancesRequest
+    ) -> admin_pb2.ListInstancesResponse:
+        """Lists the instances seen lately, by label."""
+        size = _page_size(request.page_size)
+        after = _page_read(request.page_token, 2) or ("", "")
+        reply = await self._loop.read(lambda: self._store.instances())
+        rest = sorted(
+            (i for i in reply.answers if (i.instance_id, i.incarnation) > (after[0], after[1])),
+            key=lambda i: (i.instance_id, i.incarnation),
+        )
+        instances = [wire.instance_out(i, self._namespace) for i in rest[: size + 1]]
+        page, more = _page_cut(instances, size)
+        token = _page_token(page[-1].instance_id, page[-1].incarnation) if more else ""
+        return admin_pb2.ListInstancesResponse(instances=page, next_page_token=token)
+
+    @_answered
+    async def GetInstance(
+        self, request: admin_pb2.GetInstanceRequest
+    ) -> admin_pb2.GetInstanceResponse:
+        """Gets one instance: this one with its sessions, others as the store has them."""
+        status = self._loop.status()
+        if request.instance_id in ("", status.instance.instance_id):
+            own = wire.instance_out(status.instance, self._namespace)
+            for view in status.sessions:
+                session = own.sessions.add(
+                    session_id=view.session_id,
+                    client=wire.client_out(view.client),
+                    jobs=view.jobs,
+                    max_concurrency=view.max_concurrency,
+                    running=view.running,
+                )
+                if view.kept_alive_at is not None:
+                    session.keep_alive_time.CopyFrom(wire.timestamp(view.kept_alive_at))
+            return admin_pb2.GetInstanceResponse(instance=own)
+        reply = await self._loop.read(lambda: self._store.instances())
+        for instance in reply.answers:
+            if instance.instance_id == request.instance_id:
+                found = wire.instance_out(instance, self._namespace)
+                return admin_pb2.GetInstanceResponse(instance=found)
+        raise NotFoundError("instance", request.instance_id, "anarchon instances lists them")
+
+    # ── Not there yet ───────────────────────────────────────────────────────────────────────────
+
+    @_answered
+    async def PauseJob(self, _request: admin_pb2.PauseJobRequest) -> admin_pb2.PauseJobResponse:
+        """Refuses: not in this version."""
+        raise self._not_yet("PauseJob")
+
+    @_answered
+    async def ResumeJob(self, _request: admin_pb2.ResumeJobRequest) -> admin_pb2.ResumeJobResponse:
+        """Refuses: not in this version."""
+        raise self._not_yet("ResumeJob")
+
+    @_answered
+    async def TriggerRun(
+        self, _request: admin_pb2.TriggerRunRequest
+    ) -> admin_pb2.TriggerRunResponse:
+        """Refuses: not in this version."""
+        raise self._not_yet("TriggerRun")
+
+    @_answered
+    async def WatchRuns(  # type: ignore[override] # written to, not iterated over
+        self, _request: admin_pb2.WatchRunsRequest
+    ) -> None:
+        """Refuses: not in this version."""
+        raise self._not_yet("WatchRuns")
+
+    @_answered
+    async def CancelRun(self, _request: admin_pb2.CancelRunRequest) -> admin_pb2.CancelRunResponse:
+        """Refuses: not in this version."""
+        raise self._not_yet("CancelRun")
+
+    def _not_yet(self, feature: str) -> UnsupportedError:
+        return UnsupportedError(feature, self._store.capabilities.backend, ())
+
+    def _needs_history(self) -> None:
+        if not self._store.capabilities.history:
+            backend = self._store.capabilities.backend
+            raise UnsupportedError("history of the namespace", backend, ("memory", "sqlite"))
+
+
+# ── Slots ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _slots_after(schedule: Schedule, after: int, count: int) -> list[int]:
+    slots: list[int] = []
+    following = schedule.next_after(after)
+    while following is not None and len(slots) < count:
+        slots.append(following)
+        following = schedule.next_after(following)
+    return slots
+
+
+def _described(schedule: Schedule) -> str:
+    return schedule.identity if isinstance(schedule, Every) else schedule.description
+
+
+# ── Pages ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _page_size(asked: int) -> int:
+    if not 0 <= asked <= limits.PAGE_MAX:
+        expected = f"1 to {limits.PAGE_MAX}, or 0 for {limits.PAGE_DEFAULT}"
+        raise InvalidError("page_size", asked, expected)
+    return asked or limits.PAGE_DEFAULT
+
+
+def _page_cut(items: Sequence[M], size: int) -> tuple[list[M], bool]:
+    """Return the items of a page of at most 2 MiB, and whether there are more."""
+    page: list[M] = []
+    left = limits.BATCH_BYTES
+    for item in items[:size]:
+        left -= item.ByteSize() + 8
+        if left < 0 and page:
+            break
+        page.append(item)
+    return page, len(page) < len(items)
+
+
+def _page_token(*parts: str) -> str:
+    return base64.urlsafe_b64encode("\n".join(parts).encode()).decode()
+
+
+def _page_read(token: str, parts: int) -> tuple[str, ...] | None:
+    if not token:
+        return None
+    try:
+        found = tuple(base64.urlsafe_b64decode(token.encode()).decode().split("\n"))
+    except (binascii.Error, UnicodeError):
+        found = ()
+    if len(found) != parts:
+        raise _bad_page_token(token)
+    return found
+
+
+def _slot_read(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _bad_page_token(text) from None
+
+
+def _bad_page_token(token: str) -> InvalidError:
+    return InvalidError("page_token", token, "send next_page_token of the page before, as it was")
+
+
+def _state_in(field: str, value: int) -> model.RunState:
+    state = wire.enum_in(field, value, run_pb2.RunState, "RUN_STATE_", model.RunState)
+    if state is None:
+        raise InvalidError(field, "unset", "name a state, or leave the list empty for all")
+    return state

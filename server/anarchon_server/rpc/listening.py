@@ -1,0 +1,174 @@
+"""One sidecar an address: locks, and Unix sockets that nobody else can reach or replace.
+
+Imports the standard library, `config` and core's errors. gRPC by default lets two servers share an
+address and splits the connections between them, and takes over a Unix socket's path silently; here
+the second one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from anarchon_server.config import Address
+from anarchon_server.core.errors import AnarchonError
+
+SOCKET_MODE = 0o660
+_DIRECTORY_MODE = 0o700
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class ListenError(AnarchonError):
+    """The sidecar cannot listen there. The message says why and what would be right."""
+
+
+class Place:
+    """An address, held against other sidecars until `release`. Raises `ListenError`."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._inode: int | None = None
+        self._lock: int | None = None
+        if address.path is not None:
+            _prepare_directory(address.path.parent)
+            self._lock = _lock(address.path.with_name(address.path.name + ".lock"), address)
+            with self._released_on_error():
+                _remove_dead_socket(address.path)
+        elif address.port:
+            self._lock = _lock(_tcp_lock_file(address), address)
+
+    def bind(self, add_port: Callable[[str], int]) -> Address:
+        """Have gRPC bind; return the address bound, its port known."""
+        with self._released_on_error(), _only_for_owner_and_group():
+            try:
+                port = add_port(str(self.address))
+            except RuntimeError as error:
+                raise ListenError(_why_not(self.address)) from error
+        if self.address.path is None:
+            return Address(self.address.host, port)
+        self._inode = self.address.path.stat().st_ino
+        return self.address
+
+    @property
+    def still_ours(self) -> bool:
+        """Whether the Unix socket's path still leads to this process; TCP ports always do."""
+        if self._inode is None or self.address.path is None:
+            return True
+        try:
+            return self.address.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Remove the socket, if it is still ours, and let others have the address."""
+        if self._inode is not None and self.still_ours and self.address.path is not None:
+            self.address.path.unlink(missing_ok=True)
+        self._inode = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @contextlib.contextmanager
+    def _released_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
+
+def _lock(file: Path, address: Address) -> int:
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ListenError(f"cannot create the lock {file}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ListenError(_in_use(address)) from None
+    return descriptor
+
+
+def _tcp_lock_file(address: Address) -> Path:
+    """One a user, network namespace and address: only there could two meet."""
+    directory = Path(tempfile.gettempdir()) / f"anarchon-{os.getuid()}"
+    _prepare_directory(directory)
+    network = 0
+    with contextlib.suppress(OSError):
+        network = Path("/proc/self/ns/net").stat().st_ino
+    host = address.host.replace(":", "_")
+    return directory / f"tcp-{network}-{host}-{address.port}.lock"
+
+
+def _prepare_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise ListenError(f"cannot create the directory {directory}: {error.strerror}") from None
+    if status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        raise ListenError(
+            f"{directory} (mode {mode:04o}, owner {status.st_uid}) is not this user's alone, so "
+            f"others could replace what is in it: use a directory of mode 0700 that belongs to "
+            f"user {os.getuid()}; one that does not exist yet is made so"
+        )
+
+
+def _remove_dead_socket(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"{path} is there and is no socket: choose another path")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ListenError(
+                f"{path} is a socket that cannot be tried: {error.strerror}"
+            ) from None
+        else:
+            raise ListenError(_in_use(Address(path=path)))
+
+
+@contextlib.contextmanager
+def _only_for_owner_and_group() -> Iterator[None]:
+    """A socket gets its mode from the umask when it is bound; changing it later would race."""
+    before = os.umask(0o777 & ~SOCKET_MODE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _why_not(address: Address) -> str:
+    """Try what gRPC could not do, since it does not say why."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as probe:
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return _in_use(address)
+            return f"cannot listen on {address}: {error.strerror}"
+    return f"cannot listen on {address}"
+
+
+def _in_use(address: Address) -> str:
+    return (
+        f"{address} is in use by another process, perhaps another sidecar: stop that one, or "
+        "choose another address with --listen"
+    )
