@@ -135,8 +135,8 @@ class _Log(logging.LoggerAdapter[logging.Logger]):
     ) -> tuple[Any, MutableMapping[str, Any]]:
         own = self.extra or {}
         kwargs["extra"] = {**own, **(kwargs.get("extra") or {})}
-        # The prefix becomes part of a %-format.
-        prefix = f"{own['job']} {own['slot']} attempt {own['attempt']}: ".replace("%", "%%")
+        # A name holds no "%", so it may become part of a format.
+        prefix = f"{own['job']} {own['slot']} attempt {own['attempt']}: "
         return (f"{prefix}{msg}" if isinstance(msg, str) else msg), kwargs
 
 

@@ -297,7 +297,9 @@ class Watchdog:
         """Return True when trust has ended, False when there is nothing more to watch."""
         with self._changed:
             while not self._is_stopped:
-                left_ms = self._trust.end_ms - self._clock.now_ms()
+                # In this order: an end that is moved on in between counts.
+                now_ms = self._clock.now_ms()
+                left_ms = self._trust.end_ms - now_ms
                 if self._is_armed and left_ms <= 0:
                     self._is_armed = False
                     return True
