@@ -236,7 +236,7 @@ def judge_claim(
 def _claim_of_a_row(
     claim: Claim, now: Moment, job: JobRecord, settled: int | None, run: Run
 ) -> ClaimVerdict:
-    if run.token == claim.token and run.current and not run.state.final and not run.freed:
+    if run.token == claim.token and _is_good(run, now):
         renewed = replace(run, lease=_renewed(run.lease, claim.lease_ms, now))
         answer = ClaimAnswer(ClaimOutcome.WON, view(renewed, now))
         return ClaimVerdict(answer, job, settled, (Saved(renewed),))
@@ -444,17 +444,12 @@ def judge_renewal(renewal: Renewal, now: Moment, run: Run | None) -> TokenVerdic
     """
     if run is None:
         return _token_answer(TokenOutcome.UNKNOWN_TOKEN, None, now)
-    held_elsewhere = (
-        not renewal.adopt
-        and run.current is not None
-        and (run.current.incarnation != renewal.incarnation)
-    )
-    if run.token != renewal.token or run.state.final or run.freed or held_elsewhere:
-        return _token_answer(TokenOutcome.FENCED, run, now)
-    if run.cancel is not None and now.lease_at - run.cancelled_at > run.cancel_grace_ms:
+    if run.token != renewal.token or not _is_good(run, now):
         return _token_answer(TokenOutcome.FENCED, run, now)
     assert run.current is not None
     current = run.current
+    if current.incarnation != renewal.incarnation and not renewal.adopt:
+        return _token_answer(TokenOutcome.FENCED, run, now)
     if renewal.adopt:
         current = replace(current, instance_id=renewal.instance_id, incarnation=renewal.incarnation)
     if renewal.started_at is not None and current.started_at is None:
@@ -471,6 +466,17 @@ def judge_renewal(renewal: Renewal, now: Moment, run: Run | None) -> TokenVerdic
     changed = (current,) if current is not run.current else ()
     answer = TokenAnswer(TokenOutcome.RENEWED, view(renewed, now))
     return TokenVerdict(answer, Saved(renewed, changed))
+
+
+def _is_good(run: Run, now: Moment) -> bool:
+    """Whether the lease of the present attempt may still be renewed by its token.
+
+    From its first cancel on it may for the grace alone (S21a), on a clock that may have been
+    set back meanwhile.
+    """
+    if run.state.final or run.freed or run.current is None:
+        return False
+    return run.cancel is None or abs(now.lease_at - run.cancelled_at) <= run.cancel_grace_ms
 
 
 def judge_completion(
@@ -577,12 +583,12 @@ def _token_answer(word: TokenOutcome, run: Run | None, now: Moment) -> TokenVerd
 
 def _renewed(lease: Lease | None, length_ms: int, now: Moment) -> Lease:
     """A lease from now on. It never shrinks, unless its end makes no sense any more (F8)."""
-    until = now.lease_at + length_ms
     if lease is not None and lease.boot_id == now.boot_id:
         ahead = lease.until - now.lease_at
-        if ahead <= lease.length_ms + lease_margin(lease.length_ms):
-            until = max(until, lease.until)
-    return Lease(until, length_ms, now.at + (until - now.lease_at), now.boot_id)
+        makes_sense = ahead <= lease.length_ms + lease_margin(lease.length_ms)
+        if makes_sense and ahead > length_ms:
+            return replace(lease, end_at=now.at + ahead)
+    return Lease(now.lease_at + length_ms, length_ms, now.at + length_ms, now.boot_id)
 
 
 # --- Missed slots ------------------------------------------------------------------------
