@@ -72,8 +72,10 @@ def _text(field: str, raw: object) -> str:
 def _store(field: str, raw: object) -> Secret:
     text = _text(field, raw)
     if not re.match(r"[a-z][a-z0-9+.-]*:", text):
+        # Whatever else it is, it may hold a password.
+        shown = text if re.fullmatch(r"[\w./-]+", text) else HIDDEN
         raise InvalidError(
-            field, redact(text), "write a URL: sqlite:///abs/path.db, sqlite:rel.db, memory:"
+            field, shown, "write a URL: sqlite:///abs/path.db, sqlite:rel.db, memory:"
         )
     return Secret(text)
 
@@ -387,13 +389,16 @@ def _check_variables(environ: Mapping[str, str]) -> None:
         ours = variable.startswith(PREFIX) and variable not in known
         if ours and variable not in OTHER_VARIABLES and not _SERVICE_LINKS.fullmatch(variable):
             raise ConfigError(
-                f"environment {variable}: there is no such setting{_similar(variable, known)}"
+                f"environment {variable}: there is no such setting{_similar(variable, known, PREFIX)}"
             )
 
 
-def _similar(name: str, known: Mapping[str, object]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(sorted(known))}"
+def _similar(name: str, known: Mapping[str, object], prefix: str = "") -> str:
+    rests = [one.removeprefix(prefix) for one in known]
+    close = get_close_matches(name.removeprefix(prefix), rests, n=1)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; there are: {', '.join(sorted(known))}"
 
 
 def documentation() -> str:

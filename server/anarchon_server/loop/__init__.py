@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from anarchon_server import failpoints
@@ -90,7 +90,8 @@ class Loop:
         self._timer: Timer | None = None
         self._timer_at: int | None = None
         self._pulse_timer: Timer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.Task[None] | None = None
         self._streams: dict[int, Stream] = {}
         self._clients: dict[str, Client] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -106,7 +107,7 @@ class Loop:
         """Begin: the engine's first tick, the pulse and the store's notifications."""
         self._stopped = asyncio.get_running_loop().create_future()
         self._detector.pulse(self.clock.boot_ms())
-        self._spawn(self._watch_store())
+        self._watch = asyncio.create_task(self._watch_store())
         self.feed(messages.Tick())
         self._pulse()
 
@@ -138,10 +139,15 @@ class Loop:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(gone)
-        tasks = tuple(self._tasks)
+        tasks = [*self._calls, *([self._watch] if self._watch else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until no call to the store is under way: for clocks that stand still meanwhile."""
+        while self._calls:
+            await asyncio.wait(tuple(self._calls))
 
     def status(self) -> Status:
         """How the instance is now."""
@@ -286,7 +292,9 @@ class Loop:
         for command in commands:
             match command:
                 case messages.CallStore():
-                    self._spawn(self._call_store(command))
+                    call = asyncio.create_task(self._call_store(command))
+                    self._calls.add(call)
+                    call.add_done_callback(self._calls.discard)
                 case messages.Send():
                     self._send(command)
                 case messages.EndStream():
@@ -416,11 +424,6 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - as above
                 self._log_unexpected("watch", error)
             await sleep(self.clock, _WATCH_AGAIN_MS)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 _LEVELS = {

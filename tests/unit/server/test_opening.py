@@ -1,0 +1,65 @@
+"""A store's URL finds its backend, or one clear line says what to do."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from anarchon_server import opening
+from anarchon_server.clock import SystemClock
+from anarchon_server.core.errors import StoreRefused
+from anarchon_server.core.store import OpenOptions
+
+OPTIONS = OpenOptions("default", SystemClock())
+
+
+def test_the_memory_store_is_found_by_its_scheme() -> None:
+    store = opening.open_store("memory:", OPTIONS)
+    assert store.capabilities.backend == "memory"
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(StoreRefused, match=r"'mongo'; known ones: memory:, sqlite:"):
+        opening.open_store("mongo://user:hunter2@host/db", OPTIONS)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "amqp", "nats"])
+def test_a_scheme_that_is_not_there_yet_is_refused_as_such(scheme: str) -> None:
+    with pytest.raises(StoreRefused, match=f"no backend for {scheme}: yet"):
+        opening.open_store(f"{scheme}://user:hunter2@host/db", OPTIONS)
+
+
+def test_a_url_without_a_scheme_is_refused() -> None:
+    with pytest.raises(StoreRefused, match="no scheme"):
+        opening.open_store("anarchon.db", OPTIONS)
+
+
+@pytest.mark.parametrize("url", ["mongo://u:hunter2@h", "redis://u:hunter2@h", "hunter2"])
+def test_a_refusal_never_shows_the_url(url: str) -> None:
+    with pytest.raises(StoreRefused) as caught:
+        opening.open_store(url, OPTIONS)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_driver_that_is_not_installed_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = EntryPoint("redis", "no_such_driver_of_ours:open_store", opening.GROUP)
+
+    class Broken:
+        name, module = "redis", "anarchon_backends.redis"
+        load = missing.load
+
+    monkeypatch.setattr(opening, "_backends", lambda: {"redis": Broken()})
+    with pytest.raises(StoreRefused, match=r'pip install "anarchon\[redis\]"'):
+        opening.open_store("redis://host", OPTIONS)
+
+
+def test_a_backend_whose_own_module_is_missing_is_our_mistake_and_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = EntryPoint("redis", "no_such_backend_of_ours:open_store", opening.GROUP)
+    monkeypatch.setattr(opening, "_backends", lambda: {"redis": point})
+    with pytest.raises(ModuleNotFoundError):
+        opening.open_store("redis://host", OPTIONS)
