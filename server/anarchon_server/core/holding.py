@@ -201,6 +201,8 @@ class Holding:
         hold = Hold.of(job, view, job.lease_ms, sent_at)
         hold.handed_over = hold.accepted = True
         assert view.run.current is not None
+        if view.run.current.started_at is None:  # the last sidecar died before it could say so
+            hold.started_at = self._context.store_now
         since = view.run.current.started_at or view.run.current.claimed_at
         if hold.timeout_ms is not None:
             ran_for = max(0, self._context.store_now - since)

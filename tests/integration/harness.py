@@ -1,0 +1,196 @@
+"""Real processes for the integration tests: sidecars and applications, and what they tell.
+
+Everything a test waits for is a line that an application printed, a process that ended or a
+record in the store's history; nothing is waited for by the clock alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anarchon import SidecarUnavailableError
+from anarchon.admin import AdminClient
+from anarchon.v1 import run_pb2
+
+APPLICATION = Path(__file__).with_name("application.py")
+WAIT_S = 30.0
+Event = dict[str, Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """One child, with its output in a file, stopped by pid at the end."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def spawn(
+        self, *args: str, env: dict[str, str] | None = None, piped: bool = False
+    ) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *args,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if piped else log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+            )
+
+    @property
+    def child(self) -> asyncio.subprocess.Process:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def signal(self, number: signal.Signals) -> None:
+        self.child.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            return await self.child.wait()
+
+    async def destroy(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+
+class Instance:
+    """A sidecar and an application beside it."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self.address = f"127.0.0.1:{free_port()}"
+        self.sidecar = Process(cluster.folder / f"{name}.sidecar.log")
+        self.application = Process(cluster.folder / f"{name}.application.log")
+        self._cluster = cluster
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start_sidecar(self) -> None:
+        await self.sidecar.spawn(
+            *("-m", "anarchon_server", "serve", "--listen", self.address),
+            *("--instance-id", self.name),
+            env={"ANARCHON_STORE": self._cluster.store},
+        )
+
+    async def start_application(self, jobs: list[dict[str, Any]], **told: Any) -> None:
+        argument = {"address": self.address, "jobs": jobs, "release": str(self._cluster.release)}
+        await self.application.spawn(str(APPLICATION), json.dumps({**argument, **told}), piped=True)
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        stdout = self.application.child.stdout
+        assert stdout is not None
+        async for line in stdout:
+            self._cluster.told({**json.loads(line), "who": self.name})
+
+    async def destroy(self) -> None:
+        await self.sidecar.destroy()
+        await self.application.destroy()
+        if self._reader is not None:
+            await self._reader
+
+
+class Cluster:
+    """Instances on one SQLite file, and everything their applications told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = f"sqlite://{folder / 'store.db'}"
+        self.release = folder / "release"
+        self.events: list[Event] = []
+        self.instances: dict[str, Instance] = {}
+        self._changed = asyncio.Condition()
+
+    async def start(self, name: str, jobs: list[dict[str, Any]], **told: Any) -> Instance:
+        """An instance whose application has been accepted."""
+        instance = self.instances[name] = Instance(self, name)
+        await instance.start_sidecar()
+        await instance.start_application(jobs, **told)
+        await self.wait_for(lambda e: e["what"] == "ready" and e["who"] == name)
+        return instance
+
+    def told(self, event: Event) -> None:
+        self.events.append(event)
+        _background(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def wait_for(self, wanted: Callable[[Event], bool], count: int = 1) -> Event:
+        """The `count`th event that is wanted, once there is one."""
+        try:
+            async with asyncio.timeout(WAIT_S), self._changed:
+                while True:
+                    found = [event for event in self.events if wanted(event)]
+                    if len(found) >= count:
+                        return found[count - 1]
+                    await self._changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"it did not happen within {WAIT_S} s:\n{self.report()}") from None
+
+    async def runs(self, via: Instance, job: str = "") -> list[run_pb2.Run]:
+        """The history, newest slot first."""
+
+        def read() -> list[run_pb2.Run]:
+            with AdminClient(via.address) as admin:
+                return list(admin.list_runs(job=job))
+
+        return await asyncio.to_thread(read)
+
+    async def run_when(
+        self, via: Instance, job: str, slot: int, wanted: Callable[[run_pb2.Run], bool]
+    ) -> run_pb2.Run:
+        """The run, once it is as wanted; asked for again after every answer."""
+        run: run_pb2.Run | None = None
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while run is None or not wanted(run):
+                    with contextlib.suppress(SidecarUnavailableError):  # it is just starting
+                        runs = await self.runs(via, job)
+                        run = next((r for r in runs if r.slot == slot), None)
+        except TimeoutError:
+            raise AssertionError(f"the run stayed as it is:\n{run}\n{self.report()}") from None
+        return run
+
+    def let_go(self) -> None:
+        """Lets the `working` and `stubborn` handlers end."""
+        self.release.touch()
+
+    def report(self) -> str:
+        """What there is to see when something went wrong."""
+        lines = [json.dumps(event) for event in self.events if event["what"] != "step"][-40:]
+        for log in sorted(self.folder.glob("*.log")):
+            lines += [f"--- {log.name}", *log.read_text("utf-8", "replace").splitlines()[-25:]]
+        return "\n".join(lines)
+
+    async def destroy(self) -> None:
+        for instance in self.instances.values():
+            await instance.destroy()
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _background(coroutine: Any) -> None:
+    task = asyncio.ensure_future(coroutine)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
