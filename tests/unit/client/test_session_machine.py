@@ -8,16 +8,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.client.session_harness import SUCCESS, Harness, stopped
 
 from anarchon import _session as s
-from anarchon._errors import RefusedError, SessionNotFoundError, SidecarUnavailableError
+from anarchon._errors import (
+    RefusedError,
+    SessionNotFoundError,
+    SidecarError,
+    SidecarUnavailableError,
+)
 from anarchon.v1 import run_pb2, session_pb2
 
 MAX_CONCURRENCY = 3
 REASONS = [reason for reason in run_pb2.CancelReason.values() if reason]
-ERRORS = [
+ERRORS: list[SidecarError] = [
     SidecarUnavailableError("away"),
     SessionNotFoundError("unknown", "SESSION_NOT_FOUND"),
 ]
-STATUSES = session_pb2.ReceiptStatus.values()
+STATUSES = list(map(session_pb2.ReceiptStatus.Name, session_pb2.ReceiptStatus.values()))
 # Few, so that they repeat; the sidecar repeats them too.
 TOKENS = st.sampled_from([f"t{number}" for number in range(12)])
 MOMENTS = st.one_of(st.integers(0, 300), st.integers(0, 40_000))
@@ -31,7 +36,6 @@ class SessionMachine(RuleBasedStateMachine):
         self.harness = Harness(max_concurrency=MAX_CONCURRENCY)
         self.started: set[str] = set()
         self.running: dict[str, bool] = {}  # token: is told that its trust is over
-        self.unreceipted: set[str] = set()
         self.keep_alives: dict[int, tuple[s.SendKeepAlive, int]] = {}
         self.results: list[s.SendResults] = []
         self.tickets: set[int] = set()
@@ -72,7 +76,7 @@ class SessionMachine(RuleBasedStateMachine):
                     assert set(request.in_flight) == self.in_flight
                     self.keep_alives[number] = (command, now_ms)
                 case s.SendResults(tokens):
-                    assert set(tokens) <= self.unreceipted
+                    assert not set(tokens) & set(self.running), "a result of what still runs"
                     assert not self.results, "two calls at once"
                     self.results.append(command)
                 case s.OpenStream(_, request):
@@ -88,8 +92,6 @@ class SessionMachine(RuleBasedStateMachine):
                 case _:
                     pass
         self.harness.commands = []
-        # Dropped without a receipt: cancelled before they began, refused, or given up.
-        self.unreceipted = set(self.harness.session._finished)
 
     @property
     def in_flight(self) -> set[str]:
@@ -118,10 +120,10 @@ class SessionMachine(RuleBasedStateMachine):
             self.took_in()
 
     @rule(error=st.sampled_from([*ERRORS, RefusedError("no")]), luck=st.integers(0, 9))
-    def the_stream_ends(self, error: RefusedError, luck: int) -> None:
-        if isinstance(error, RefusedError) and luck:
-            return
+    def the_stream_ends(self, error: SidecarError, luck: int) -> None:
         is_fatal = isinstance(error, RefusedError)
+        if is_fatal and luck:
+            return  # it would end most histories early
         if self.harness.session.state in (s.State.SUBSCRIBING, s.State.ATTACHED):
             if is_fatal:
                 self.stop_by_ms = self.stop_by_ms or self.harness.now_ms + s.CANCEL_GRACE_MS
@@ -165,7 +167,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.took_in()
 
     @rule(data=st.data(), error=st.sampled_from(ERRORS))
-    def a_keep_alive_fails(self, data: st.DataObject, error: SidecarUnavailableError) -> None:
+    def a_keep_alive_fails(self, data: st.DataObject, error: SidecarError) -> None:
         if self.keep_alives:
             number = data.draw(st.sampled_from(sorted(self.keep_alives)))
             del self.keep_alives[number]
@@ -176,7 +178,6 @@ class SessionMachine(RuleBasedStateMachine):
         if self.running:
             token = data.draw(st.sampled_from(sorted(self.running)))
             del self.running[token]
-            self.unreceipted.add(token)
             outcome = stopped(run_pb2.CANCEL_REASON_SHUTDOWN) if obeys else SUCCESS
             self.feed(s.HandlerEnded(token, outcome))
 
@@ -187,11 +188,12 @@ class SessionMachine(RuleBasedStateMachine):
             statuses = data.draw(
                 st.lists(st.sampled_from(STATUSES), min_size=len(sent.tokens), max_size=9)
             )
-            self.harness.receive(sent, *statuses[: len(sent.tokens)])
-            self.took_in()
+            receipts = [session_pb2.Receipt(status=status) for status in statuses]
+            response = session_pb2.CompleteResponse(receipts=receipts[: len(sent.tokens)])
+            self.feed(s.ResultsAnswered(sent.tokens, response))
 
     @rule(error=st.sampled_from([*ERRORS, RefusedError("no")]))
-    def results_fail(self, error: RefusedError) -> None:
+    def results_fail(self, error: SidecarError) -> None:
         if self.results:
             self.feed(s.ResultsFailed(self.results.pop().tokens, error))
 
