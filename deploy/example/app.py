@@ -1,6 +1,6 @@
 """An application for the example deployments: three jobs, each slot on one of the instances.
 
-It may import the client, and the standard library. It reads `ANARCHON_ADDRESS`, as every client.
+It imports the client and the standard library, and reads `ANARCHON_ADDRESS`, as every client.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import logging
 import sysconfig
 from pathlib import Path
 
-from anarchon import AnarchonClient, Context, cron, every
+from anarchon import AnarchonClient, Context, SyncContext, cron, every
 
 
 @every("10s")
 async def tick(ctx: Context) -> str:
     """Says that it was this instance's turn."""
-    ctx.log.info("slot %s, attempt %d, fence %d", ctx.scheduled_at, ctx.attempt, ctx.fence)
+    ctx.log.info("scheduled at %s, fence %d", ctx.scheduled_at, ctx.fence)
     return "ticked"
 
 
@@ -27,16 +27,16 @@ async def report(ctx: Context) -> str:
 
 
 @every("1m", lease="10s")
-def checksum(ctx: Context) -> str:
-    """Checksums Python's own library: long enough to be killed in the middle of.
+def checksum(ctx: SyncContext) -> str:
+    """Checksums Python's own library without haste: long enough to be killed in the middle of.
 
-    It runs in a thread, so it asks now and then whether it may go on.
+    It runs in a thread: the pause after each file is also where it learns of a cancellation.
     """
     digest = hashlib.sha256()
     library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        ctx.check()
+    for path in sorted(library.glob("*.py")):
         digest.update(path.read_bytes())
+        ctx.sleep("100ms")
     return digest.hexdigest()
 
 
