@@ -12,9 +12,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.integration.harness import Cluster, Event, Instance
 
 from anarchon.v1 import run_pb2
+from tests.integration.harness import Cluster, Event, Instance
 
 LEASE_MS = 3_000
 MARGIN_MS = 500

@@ -1,0 +1,94 @@
+"""The demo's self-check and table: pure, from a history made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from anarchon.v1 import run_pb2
+from anarchon_server.cli.demo.report import Start, lateness_ms, percentile, problems, table
+from anarchon_server.core.slots import Every, Schedule
+
+T0 = 1_800_000_000_000
+SCHEDULES: dict[str, Schedule] = {"tick": Every(2_000)}
+SUCCESS, SKIPPED = run_pb2.RUN_STATE_SUCCESS, run_pb2.RUN_STATE_SKIPPED
+
+
+def run(
+    slot: int,
+    *states: run_pb2.RunState,
+    state: run_pb2.RunState = SUCCESS,
+    reason: str = "",
+    late_ms: int = 100,
+) -> run_pb2.Run:
+    made = run_pb2.Run(job="tick", slot=slot, state=state, reason=reason)
+    for number, attempt_state in enumerate(states, start=1):
+        attempt = made.attempts.add(
+            attempt=number, instance_id=f"demo-{number}", state=attempt_state
+        )
+        attempt.claim_time.FromMilliseconds(slot + late_ms)
+    return made
+
+
+def start(slot: int, attempt: int = 1) -> Start:
+    return Start("demo-1", "tick", slot, attempt, 1)
+
+
+def test_a_history_in_order_has_no_problems() -> None:
+    runs = [run(T0 + 2_000, SUCCESS), run(T0 + 4_000, SUCCESS)]
+    starts = [start(T0 + 2_000), start(T0 + 4_000)]
+    assert problems(runs, starts, SCHEDULES, T0, T0 + 4_000) == []
+
+
+def test_i1_one_attempt_started_twice_is_a_problem() -> None:
+    runs = [run(T0 + 2_000, SUCCESS)]
+    found = problems(runs, [start(T0 + 2_000)] * 2, SCHEDULES, T0, T0 + 2_000)
+    assert found == [f"tick {T0 + 2_000}: attempt 1 was started 2 times"]
+
+
+def test_a_second_attempt_is_no_problem_but_a_second_success_is() -> None:
+    interrupted = run_pb2.RUN_STATE_INTERRUPTED
+    starts = [start(T0 + 2_000), start(T0 + 2_000, attempt=2)]
+    taken_over = [run(T0 + 2_000, interrupted, SUCCESS)]
+    assert problems(taken_over, starts, SCHEDULES, T0, T0 + 2_000) == []
+    twice = [run(T0 + 2_000, SUCCESS, SUCCESS)]
+    found = problems(twice, starts, SCHEDULES, T0, T0 + 2_000)
+    assert found == [f"tick {T0 + 2_000}: succeeded more than once"]
+
+
+def test_i6_a_slot_without_a_record_is_a_problem() -> None:
+    found = problems([run(T0 + 2_000, SUCCESS)], [], SCHEDULES, T0, T0 + 4_000)
+    assert found == [f"tick {T0 + 4_000}: lost, there is no record of it"]
+
+
+def test_i6_a_missed_slot_is_a_problem_and_an_overlapping_one_is_not() -> None:
+    runs = [
+        run(T0 + 2_000, state=SKIPPED, reason="missed"),
+        run(T0 + 4_000, state=SKIPPED, reason="overlap"),
+    ]
+    found = problems(runs, [], SCHEDULES, T0, T0 + 4_000)
+    assert found == [f"tick {T0 + 2_000}: missed, though an instance was up"]
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 3), (99, 5), (100, 5), (1, 1)])
+def test_percentiles_are_nearest_rank(percent: int, value: int) -> None:
+    assert percentile([1, 2, 3, 4, 5], percent) == value
+
+
+def test_lateness_is_from_the_slot_to_the_first_claim() -> None:
+    runs = [run(T0, SUCCESS, late_ms=300), run(T0 + 2_000, SUCCESS, late_ms=20), run(T0 + 4_000)]
+    assert lateness_ms(runs) == [20, 300]
+
+
+def test_the_table_counts_attempts_by_instance_and_runs_by_state() -> None:
+    interrupted = run_pb2.RUN_STATE_INTERRUPTED
+    runs = [
+        run(T0, interrupted, SUCCESS),
+        run(T0 + 2_000, SUCCESS),
+        run(T0 + 4_000, state=SKIPPED, reason="overlap"),
+    ]
+    lines = table(runs, ["demo-1", "demo-2"])
+    assert lines[1].split() == ["demo-1", "2", "1", "0", "1"]
+    assert lines[2].split() == ["demo-2", "1", "1", "0", "0"]
+    assert "3 runs: 2 success, 0 failed, 1 skipped (overlap 1); 1 needed a second attempt" in (
+        "\n".join(lines)
+    )
