@@ -12,7 +12,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -27,6 +27,7 @@ from anarchon_server.core.machine import (
     definitions_differ,
     first_attempt_shown,
     forgotten,
+    hold_of,
     is_forgotten,
     is_live,
     judge_claim,
@@ -88,7 +89,7 @@ class _Member:
 
     instance: Instance
     registered: bool = False
-    holds: tuple[Hold, ...] = ()
+    holds: dict[str, list[Hold]] = field(default_factory=dict)  # by job
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class _Space:
     def held(self, now: Moment, job: str) -> tuple[Hold, ...]:
         """What live instances hold of the job."""
         live = [member for member in self.members.values() if is_live(member.instance, now)]
-        return tuple(hold for member in live for hold in member.holds if hold.job == job)
+        return tuple(hold for member in live for hold in member.holds.get(job, ()))
 
     def watcher(self) -> asyncio.Event:
         """An event that is set whenever a run was freed, for as long as somebody keeps it."""
@@ -156,7 +157,7 @@ class _Space:
 
     def let_go(self, member: _Member, at: int) -> None:
         """Notes on each definition that this instance held it until `at`."""
-        for hold in member.holds:
+        for hold in chain.from_iterable(member.holds.values()):
             of_job = self.kept[hold.job]
             kept = of_job[hold.definition_id]
             of_job[hold.definition_id] = replace(kept, held_at=max(kept.held_at, at))
@@ -327,42 +328,37 @@ class MemoryStore:
     ) -> Reply[Registration]:
         """Records all that the instance holds now."""
         space, now = self._space, self._now()
-        held_before = {d.job: space.held(now, d.job) for d in definitions}
-        for each in definitions:
-            key = (each.job, each.schedule_id)
-            before = held_before[each.job]
+        held_before = {each.job: space.held(now, each.job) for each in definitions}
+        member = _Member(replace(instance, seen_at=now.at), registered=True)
+        wanted = [hold_of(instance, each) for each in definitions]
+        for hold, each in zip(wanted, definitions, strict=True):
+            key = (hold.job, hold.schedule_id)
             verdict = judge_registration(
-                each, now, space.job(each.job), space.schedules.get(key), before
+                hold, now, space.job(hold.job), space.schedules.get(key), held_before[hold.job]
             )
-            space.jobs[each.job] = verdict.job
+            space.jobs[hold.job] = verdict.job
             if verdict.schedule:
                 space.schedules[key] = verdict.schedule
-            space.kept.setdefault(each.job, {})[each.definition_id] = KeptDefinition(
-                each.definition_id, each.schedule_id, each.window_ms, held_at=now.at
+            space.kept.setdefault(hold.job, {})[hold.definition_id] = KeptDefinition(
+                hold.definition_id, hold.schedule_id, each.window_ms, held_at=now.at
             )
-            space.specs[each.definition_id] = each.spec
+            space.specs[hold.definition_id] = each.spec
+            member.holds.setdefault(hold.job, []).append(hold)
         if instance.incarnation in space.members:
             space.let_go(space.members[instance.incarnation], now.at)
-        space.members[instance.incarnation] = _Member(
-            replace(instance, seen_at=now.at),
-            registered=True,
-            holds=tuple(
-                Hold(instance.incarnation, d.job, d.definition_id, d.schedule_id)
-                for d in definitions
-            ),
-        )
-        answers = [self._registration(each, now) for each in definitions]
-        return self._reply(now, answers, (each.job for each in definitions))
+        space.members[instance.incarnation] = member
+        answers = [self._registration(hold, now) for hold in wanted]
+        return self._reply(now, answers, (hold.job for hold in wanted))
 
-    def _registration(self, definition: Definition, now: Moment) -> Registration:
-        job = self._space.job(definition.job)
-        schedule = self._space.schedules.get((definition.job, definition.schedule_id))
+    def _registration(self, hold: Hold, now: Moment) -> Registration:
+        job = self._space.job(hold.job)
+        schedule = self._space.schedules.get((hold.job, hold.schedule_id))
         return Registration(
-            job=definition.job,
-            current=job.definition_id == definition.definition_id,
+            job=hold.job,
+            current=job.definition_id == hold.definition_id,
             since=schedule.since if schedule else job.definition_at,
             settled=schedule.settled if schedule else None,
-            definitions_differ=definitions_differ(self._space.held(now, definition.job)),
+            definitions_differ=definitions_differ(self._space.held(now, hold.job)),
         )
 
     async def runs(self, query: RunQuery) -> Reply[RunView]:
@@ -446,7 +442,7 @@ class MemoryStore:
         """Drops what nobody has held for long, but for the last; whether even that may go."""
         space = self._space
         kept = space.kept[name]
-        held = {h.definition_id for m in space.members.values() for h in m.holds if h.job == name}
+        held = {h.definition_id for m in space.members.values() for h in m.holds.get(name, ())}
         job, gone = judge_definitions(space.job(name), kept.values(), held, now, policy.history_ms)
         if len(gone) == len(kept):
             return True

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-
 from tests.contract.harness import BACKENDS, Cluster, Node
 
 
@@ -17,8 +17,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def cluster(backend: str, tmp_path: Path) -> AsyncIterator[Cluster]:
-    made = Cluster(BACKENDS[backend](tmp_path))
+def directory() -> Iterator[Path]:
+    """Where stores keep their files: in memory where possible, as these tests never cut power."""
+    in_memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+async def cluster(backend: str, directory: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(BACKENDS[backend](directory))
     async with made.stack:
         yield made
 

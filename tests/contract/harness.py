@@ -233,7 +233,9 @@ class Node:
         **given: Any,
     ) -> PlanAnswer:
         missed = tuple(MissedSlot(slot, deadline) for slot in slots)
-        (answer,) = (await self.store.settle([Plan(job, schedule, settled, missed, **given)])).answers
+        (answer,) = (
+            await self.store.settle([Plan(job, schedule, settled, missed, **given)])
+        ).answers
         return answer
 
     async def history(self, **query: Any) -> list[RunView]:
@@ -253,7 +255,9 @@ class Node:
             for seen in reversed(await self.history(job=job, limit=500))
         }
 
-    async def prune(self, history_ms: int = 14 * DAY, history_max: int = 1_000, batch: int = 200) -> int:
+    async def prune(
+        self, history_ms: int = 14 * DAY, history_max: int = 1_000, batch: int = 200
+    ) -> int:
         (gone,) = (await self.store.prune(PrunePolicy(history_ms, history_max, batch))).answers
         return gone
 

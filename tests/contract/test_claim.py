@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.contract.harness import DAY, JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 from anarchon_server.core.model import AttemptCause, Outcome, OverlapPolicy, RunState, Trigger
 from anarchon_server.core.store import ClaimOutcome
-from tests.contract.harness import DAY, JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 SLOT = T0 + PERIOD
 
@@ -207,7 +207,12 @@ async def test_s17_the_fence_grows_with_every_claim_of_a_job(cluster: Cluster, o
     await one.register(definition(), definition("b"))
     cluster.advance_to(T0 + 3 * PERIOD)
     wishes = [
-        one.wish(T0 + n * PERIOD, overlap=OverlapPolicy.ALLOW, previous_slot=T0 + n * PERIOD - 1, start_deadline_ms=DAY)
+        one.wish(
+            T0 + n * PERIOD,
+            overlap=OverlapPolicy.ALLOW,
+            previous_slot=T0 + n * PERIOD - 1,
+            start_deadline_ms=DAY,
+        )
         for n in (3, 1, 2)
     ]
     reply = await one.store.claim(wishes)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 from anarchon_server.core.model import CancelReason, OverlapPolicy, Reason, RunState
 from anarchon_server.core.store import ClaimOutcome
-from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 FIRST, SECOND_SLOT = T0 + PERIOD, T0 + 2 * PERIOD
 
@@ -191,7 +191,5 @@ async def test_s18_the_oldest_run_in_the_way_is_named(cluster: Cluster, one: Nod
 
 async def test_s18_claims_of_one_batch_see_each_other(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(SECOND_SLOT)
-    reply = await one.store.claim(
-        [one.wish(FIRST, start_deadline_ms=DAY), one.wish(SECOND_SLOT)]
-    )
+    reply = await one.store.claim([one.wish(FIRST, start_deadline_ms=DAY), one.wish(SECOND_SLOT)])
     assert [a.outcome for a in reply.answers] == [ClaimOutcome.WON, ClaimOutcome.SKIPPED]

@@ -268,34 +268,35 @@ class SqliteStore:
         """Records all that the instance holds now."""
 
         def work(rows: Rows) -> port.Reply[port.Registration]:
-            held_before = {each.job: rows.held(each.job) for each in definitions}
-            for each in definitions:
+            wanted = [machine.hold_of(instance, each) for each in definitions]
+            held_before = {hold.job: rows.held(hold.job) for hold in wanted}
+            for hold in wanted:
                 verdict = machine.judge_registration(
-                    each,
+                    hold,
                     rows.now,
-                    rows.job(each.job),
-                    rows.schedule(each.job, each.schedule_id),
-                    held_before[each.job],
+                    rows.job(hold.job),
+                    rows.schedule(hold.job, hold.schedule_id),
+                    held_before[hold.job],
                 )
                 rows.save_job(verdict.job)
                 if verdict.schedule:
-                    rows.save_schedule(each.job, each.schedule_id, verdict.schedule)
-            rows.hold(instance, definitions)
-            answers = [self._registration(rows, each) for each in definitions]
-            return self._reply(rows, answers, (each.job for each in definitions))
+                    rows.save_schedule(hold.job, hold.schedule_id, verdict.schedule)
+            rows.replace_holds(instance, wanted, definitions)
+            answers = [self._registration(rows, hold) for hold in wanted]
+            return self._reply(rows, answers, (hold.job for hold in wanted))
 
         return await self._act(work)
 
     @staticmethod
-    def _registration(rows: Rows, definition: model.Definition) -> port.Registration:
-        job = rows.job(definition.job)
-        schedule = rows.schedule(definition.job, definition.schedule_id)
+    def _registration(rows: Rows, hold: machine.Hold) -> port.Registration:
+        job = rows.job(hold.job)
+        schedule = rows.schedule(hold.job, hold.schedule_id)
         return port.Registration(
-            job=definition.job,
-            current=job.definition_id == definition.definition_id,
+            job=hold.job,
+            current=job.definition_id == hold.definition_id,
             since=schedule.since if schedule else job.definition_at,
             settled=schedule.settled if schedule else None,
-            definitions_differ=machine.definitions_differ(rows.held(definition.job)),
+            definitions_differ=machine.definitions_differ(rows.held(hold.job)),
         )
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:

@@ -322,8 +322,13 @@ class Rows:
             self._put_instance(instance, registered=registered)
         return registered
 
-    def hold(self, instance: model.Instance, definitions: Sequence[model.Definition]) -> None:
-        """Replaces what the instance holds."""
+    def replace_holds(
+        self,
+        instance: model.Instance,
+        holds: Sequence[machine.Hold],
+        definitions: Sequence[model.Definition],
+    ) -> None:
+        """Writes what the instance holds now, instead of what it held before."""
         self.forget_instance(instance.incarnation, self.now.at)
         self._put_instance(instance, registered=True)
         self._db.executemany(
@@ -331,28 +336,19 @@ class Rows:
             [
                 (
                     self._namespace,
-                    each.job,
-                    each.definition_id,
-                    each.schedule_id,
+                    hold.job,
+                    hold.definition_id,
+                    hold.schedule_id,
                     each.window_ms,
                     self.now.at,
                     each.spec.to_json(),
                 )
-                for each in definitions
+                for hold, each in zip(holds, definitions, strict=True)
             ],
         )
         self._db.executemany(
             "INSERT OR REPLACE INTO hold VALUES (?, ?, ?, ?, ?)",
-            [
-                (
-                    self._namespace,
-                    instance.incarnation,
-                    each.job,
-                    each.definition_id,
-                    each.schedule_id,
-                )
-                for each in definitions
-            ],
+            [(self._namespace, *dataclasses.astuple(hold)) for hold in holds],
         )
 
     def _put_instance(self, instance: model.Instance, *, registered: bool) -> None:

@@ -650,30 +650,37 @@ def shown_instance(instance: Instance, now: Moment) -> Instance:
     return instance if is_live(instance, now) else replace(instance, state=InstanceState.LOST)
 
 
+def hold_of(instance: Instance, definition: Definition) -> Hold:
+    """That the instance holds the definition."""
+    return Hold(
+        instance.incarnation, definition.job, definition.definition_id, definition.schedule_id
+    )
+
+
 def judge_registration(
-    definition: Definition,
+    wanted: Hold,
     now: Moment,
     job: JobRecord,
     schedule: ScheduleRecord | None,
     held: Collection[Hold],
 ) -> RegistrationVerdict:
-    """Decides what becomes of one definition (S28).
+    """Decides what becomes of the registration of one definition (S28).
 
     `held` is what live instances hold of the job, this one included, from before the
-    registration; `schedule` is the record of the definition's schedule.
+    registration; `schedule` is the record of the wanted definition's schedule.
     """
     in_use = {job.schedule_id, *(hold.schedule_id for hold in held)}
     known = {job.definition_id, *(hold.definition_id for hold in held)}
-    if definition.definition_id not in known:
+    if wanted.definition_id not in known:
         job = replace(
             job,
-            definition_id=definition.definition_id,
-            schedule_id=definition.schedule_id,
+            definition_id=wanted.definition_id,
+            schedule_id=wanted.schedule_id,
             definition_at=now.at,
         )
-    if not definition.schedule_id:
+    if not wanted.schedule_id:
         return RegistrationVerdict(job, None)
-    if schedule is None or definition.schedule_id not in in_use:
+    if schedule is None or wanted.schedule_id not in in_use:
         schedule = ScheduleRecord(since=now.at, settled=now.at)
     return RegistrationVerdict(job, schedule)
 
