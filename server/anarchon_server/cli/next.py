@@ -26,7 +26,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 _HORIZON = datetime(2200, 1, 1, tzinfo=UTC)
 _MOST_SLOTS = 1_000_000
-_YEAR_MS = 366 * 86_400_000
+_YEAR_MS = 365 * 86_400_000
 
 _DESCRIPTION = """\
 Print the next slots of a schedule, as every instance computes them: local time with its offset,

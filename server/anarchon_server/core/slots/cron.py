@@ -28,7 +28,7 @@ class Cron:
 
     `time_zone` is an IANA name; empty means UTC. `job` is the job's name, which `H` is drawn from
     and needs. Raises `ScheduleError` for what is not in the grammar, for an unknown zone, and for
-    a schedule that never has a slot (S9). Slots are whole seconds from 1970 to the end of 2199.
+    a schedule that never fires (S9). Slots are whole seconds from 1970 to the end of 2199.
 
     Two objects are equal where their `identity` is. One object may serve several threads.
     """
@@ -44,7 +44,10 @@ class Cron:
         self._wall = Wall(times)
         self._wildcard = times.wildcard
         self._identity: str | None = None
-        self._refuse_never()
+        if self._wall.never_matches():
+            raise ScheduleError(
+                "expression", expression, "it never fires: no month in it has such a day"
+            )
 
     @property
     def identity(self) -> str:
@@ -59,14 +62,14 @@ class Cron:
     def next_after(self, after_ms: int) -> int | None:
         """Return the first slot later than `after_ms`; None where there is none before 2200."""
         second = max(after_ms // 1000 + 1, 0)
-        wall: int | None = None
+        wall, searched_from = None, 0
         while second < HORIZON_S:
             stretch = self._zone.stretch_at(second)
             if stretch.start_s == second and self._made_up_for(stretch):
                 return second * 1000
             earliest = max(second + stretch.offset_s, self._first_new_wall(stretch))
-            if wall is None or wall < earliest or self._wildcard:
-                wall = self._wall.at_or_after(earliest)
+            if wall is None or not searched_from <= earliest <= wall:
+                wall, searched_from = self._wall.at_or_after(earliest), earliest
                 if wall is None:
                     return None
             if wall - stretch.offset_s < stretch.end_s:
@@ -206,19 +209,6 @@ class Cron:
         if last is None or last <= wall or stretch.start_s * 1000 == slot:
             return slot, left
         return (last - stretch.offset_s) * 1000, max(0, left - self._wall.count(wall, last))
-
-    def _refuse_never(self) -> None:
-        if self._wall.never_matches():
-            raise ScheduleError(
-                "expression", self.expression, "it never fires: no month in it has such a day"
-            )
-        if self._wildcard and self.next_after(-1) is None:
-            raise ScheduleError(
-                "expression",
-                self.expression,
-                f"it never fires: in {self.time_zone} the clock always skips that time; "
-                "without a star in second, minute and hour it would be made up for",
-            )
 
 
 def _later(second: int, stretch: Stretch, wall: int) -> int:

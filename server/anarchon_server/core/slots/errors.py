@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_SHOWN_CHARACTERS = 60
+_SHOWN_CHARACTERS = 72
 
 
 class ScheduleError(ValueError):
@@ -24,8 +24,7 @@ class ScheduleError(ValueError):
 
 
 def _shown(value: object) -> str:
-    if not isinstance(value, str):
-        return ascii(value)[:_SHOWN_CHARACTERS]
-    if len(value) <= _SHOWN_CHARACTERS:
-        return ascii(value)
-    return f"{value[:_SHOWN_CHARACTERS]!a}... ({len(value)} characters)"
+    text = ascii(value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value)
+    if isinstance(value, str) and max(len(text), len(value)) > _SHOWN_CHARACTERS:
+        return f"{text[:_SHOWN_CHARACTERS]}... ({len(value)} characters)"
+    return text[:_SHOWN_CHARACTERS]

@@ -136,6 +136,10 @@ def _split(expression: str) -> list[str]:
     text = expression.strip(" \t\r\n")
     if text.startswith("@"):
         text = _alias(text)
+    if "TZ=" in text:
+        raise ScheduleError(
+            "expression", text, "the zone is not part of the text: give it as the time zone"
+        )
     texts = [part for part in re.split(r"[ \t]+", text) if part]
     if len(texts) == 5:
         return ["0", *texts]
@@ -158,8 +162,6 @@ def _alias(text: str) -> str:
 
 
 def _wrong_count(text: str, count: int) -> str:
-    if "TZ=" in text:
-        return "the zone is not part of the text: give it as the schedule's time zone"
     if f"@{text.casefold()}" in ALIASES:
         return f'write "@{text.casefold()}"'
     if count == 7:
@@ -183,10 +185,6 @@ def _starred(text: str) -> bool:
 
 def _refuse_foreign(field: Field, text: str) -> None:
     """Refuse what other programs read and we do not, each with its own message."""
-    if "=" in text:
-        raise ScheduleError(
-            "expression", text, "the zone is not part of the text: give it as the time zone"
-        )
     if text[0] in "Rr" and not text[1:2].isalpha():
         raise ScheduleError(
             field.name, text, "R is random, and every instance would draw another: write H"
@@ -308,11 +306,13 @@ def _what_is_wrong(field: Field, text: str, item: str) -> str:
         return "a list has an empty place: write values with one comma between them"
     if "*" in item:
         return _wrong_star(item, text)
+    if field is WEEKDAY and re.fullmatch(r"[0-9]{4}|[A-Za-z_]{4,}(/.*)?", item):
+        return f"write {field.examples}; no year, user name or zone comes after this field"
     if re.fullmatch(r"[Hh](/[0-9]+)?", item):
         return "H stands alone in its field, without a list or a range"
     if re.fullmatch(r"[0-9]{3,}", item):
         return f"a value has one or two digits: write {field.examples}"
-    if "#" in item or re.fullmatch(r"[A-Za-z0-9]+[LlWw]|[Ll]|[Ll].+", item):
+    if "#" in item or re.fullmatch(r"[A-Za-z0-9]*[LlWw]|[Ll].+", item):
         return _wrong_special(field)
     if item.startswith("/"):
         return f"nothing stands before the step: write *{item}"
