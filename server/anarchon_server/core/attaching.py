@@ -5,6 +5,8 @@ Imports the core's leaves, `jobs`, `holding` and `beating`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from anarchon_server.core import limits
 from anarchon_server.core.beating import Adoption, Beating
 from anarchon_server.core.context import Context, read_token
@@ -98,8 +100,9 @@ class Attaching:
         names = tuple(job.name for job in jobs)
         session = context.sessions.get(request.session_id)
         if session is None:
-            session = Session(request.session_id, ttl_ms=offered, offered_ms=offered)
-            session.kept_alive_at = context.now
+            session = Session(
+                request.session_id, ttl_ms=offered, offered_ms=offered, kept_alive_at=context.now
+            )
         else:
             self._replace_stream(session)
             context.sessions.remove_jobs(session)
@@ -129,11 +132,10 @@ class Attaching:
     def _adoption_of(self, session: Session, token: str) -> Renewal | None:
         """The renewal that would adopt the token; None: it cannot be this session's."""
         named = read_token(token)
-        state = self._jobs.get(named[0]) if named else None
-        if named is None or state is None or named[0] not in session.jobs:
+        if named is None or named[0] not in session.jobs or not self._is_free(token):
             return None
-        if self._holding.holds(token) or self._context.sessions.place_of(token) is not None:
-            return None
+        state = self._jobs.get(named[0])
+        assert state is not None, "this session offers it"
         settings = self._context.settings
         return Renewal(
             named[0],
@@ -175,23 +177,23 @@ class Attaching:
     ) -> tuple[Lost, ...]:
         gone = []
         for renewal, answer in zip(renewals, answers, strict=True):
-            state = self._jobs.get(renewal.job)
-            held = self._holding.holds(renewal.token)
-            if answer.outcome is TokenOutcome.RENEWED and answer.run and state and not held:
+            if answer.outcome is TokenOutcome.RENEWED and self._is_free(renewal.token):
+                state = self._jobs.get(renewal.job)
+                assert state is not None, "this session offers it"
+                assert answer.run is not None
                 self._holding.adopted(session, state.job, answer.run, sent_at)
-            elif not held:
+            else:  # the store says so, or another session was quicker
                 gone.append(Lost(renewal.token, CancelReason.FENCED))
         return tuple(gone)
 
+    def _is_free(self, token: str) -> bool:
+        """Whether no session of this sidecar has the token, nor had it until just now."""
+        return not self._holding.holds(token) and self._context.sessions.place_of(token) is None
+
     def _attach(self, session: Session, lost: tuple[Lost, ...]) -> None:
         session.attached = True
-        states = (self._jobs.get(name) for name in session.jobs)
-        notes = tuple(
-            f"{state.job.name}: {note}"
-            for state in states
-            if state is not None
-            for note in state.job.schedule.notes
-        )
+        jobs = self._jobs_of(session)
+        notes = tuple(f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
         event = Attached(
             session.offered_ms // limits.KEEP_ALIVE_SHARE, session.offered_ms, lost, notes
         )
@@ -255,16 +257,22 @@ class Attaching:
 
     def _shortest_ttl(self, session: Session) -> int:
         """Of the jobs' present definitions, another session's newer one included."""
-        leases = [s.job.lease_ms for name in session.jobs if (s := self._jobs.get(name))]
-        return limits.session_ttl(min(leases, default=self._context.settings.lease_ms))
+        return limits.session_ttl(min(job.lease_ms for job in self._jobs_of(session)))
+
+    def _jobs_of(self, session: Session) -> Iterator[Job]:
+        for name in session.jobs:
+            state = self._jobs.get(name)
+            assert state is not None, "this session offers it"
+            yield state.job
 
     def _offer_time(self, session: Session, offered_ms: int) -> None:
         """S15. A shorter time counts once every older promise has run out."""
+        shorter = offered_ms < session.offered_ms
         session.offered_ms = offered_ms
         if offered_ms >= session.ttl_ms:
             session.ttl_ms = offered_ms
             self._context.timers.clear(("shrink", session.session_id))
-        else:
+        elif shorter:  # the same offer again does not put it off
             self._context.timers.set(
                 ("shrink", session.session_id), self._context.now + session.ttl_ms
             )
@@ -272,9 +280,9 @@ class Attaching:
     def shrink(self, session_id: str) -> None:
         """Every promise of a longer session has run out."""
         session = self._context.sessions.get(session_id)
-        if session is not None:
-            session.ttl_ms = session.offered_ms
-            self._time_session(session)
+        assert session is not None, "an ended session has no timer"
+        session.ttl_ms = session.offered_ms
+        self._time_session(session)
 
     # --- Endings -------------------------------------------------------------------------
 
@@ -286,7 +294,6 @@ class Attaching:
             session.fresh = False
 
     def _time_session(self, session: Session) -> None:
-        assert session.kept_alive_at is not None
         end = session.kept_alive_at + session.ttl_ms
         self._context.timers.set(("session", session.session_id), end)
 

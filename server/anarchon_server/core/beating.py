@@ -120,7 +120,8 @@ class Beating:
         )
 
     def _load(self) -> _Cargo:
-        interval = self._jobs.heartbeat_ms
+        # Also as often as what is held wants whose job is not offered any more.
+        interval = min([self._jobs.heartbeat_ms, *(hold.heartbeat_ms for hold in self._holding)])
         swept: tuple[tuple[str, str], ...] = ()
         if self._sweep:
             swept = tuple((s.job.name, s.job.schedule_id) for s in self._jobs if s.registered)

@@ -67,10 +67,10 @@ class Claiming:
 
     def slot_due(self, name: str) -> None:
         """The coming slot's timer fired: it is wished for, and the next one comes."""
-        state = self._jobs.registered(name)
-        if state is None or state.coming is None:
-            return
-        coming, context = state.coming, self._context
+        state, context = self._jobs.registered(name), self._context
+        assert state is not None, "a job that is not registered has no timer"
+        coming = state.coming
+        assert coming is not None, "a job without a slot to come has no timer"
         if context.store_now < coming.claim_at:  # the store's time is not what it was then
             context.timers.set(("slot", name), context.store_time.when(coming.claim_at))
             return
@@ -110,7 +110,9 @@ class Claiming:
             run.slot,
             seen_attempt=run.attempt,
             seen_token=run.token,
-            must_end=run.cancel is not None or lost >= run.max_attempts,
+            must_end=run.cancel is not None
+            or lost >= run.max_attempts
+            or run.attempt >= limits.ATTEMPTS_MAX,
             expired=not run.freed,
         )
         if wish.expired and run.lease is not None:
@@ -156,14 +158,21 @@ class Claiming:
         if wish is not None and not wish.first and not wish.in_call and not wish.unknown:
             del self._wishes[key]
 
+    def throw_away(self) -> None:
+        """S4. What was wanted before a suspension is judged anew, but for what may be won."""
+        for key, wish in tuple(self._wishes.items()):
+            if not wish.in_call and not wish.unknown:
+                del self._wishes[key]
+
     # --- Asking --------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Sends the next batch of claims, if there is one and it may go."""
         context = self._context
-        if not self._wishes or not context.clock_usable:
+        if not self._wishes or not context.lanes.free(Lane.CLAIM, context.now):
             return
-        if not context.lanes.free(Lane.CLAIM, context.now):
+        self._drop_the_hopeless()
+        if not context.clock_usable:
             return
         asked: list[Wish] = []
         claims: list[Claim] = []
@@ -196,21 +205,27 @@ class Claiming:
             )
         )
 
-    def _claim(self, wish: Wish) -> Claim | None:
-        """The claim to send now; None: this wish waits, or is given up."""
+    def _drop_the_hopeless(self) -> None:
+        """Nobody here can run it any more, or it is missed and will be planned (S20).
+
+        What may have been won is released instead of asked for again (S11).
+        """
         context = self._context
-        state = self._jobs.registered(wish.job)
-        if state is None or context.stopping:
-            self._give_up(wish)
-            return None
-        missed = wish.first and wish.slot < context.store_now - wish.deadline_ms
-        if missed and not wish.unknown:
-            del self._wishes[(wish.job, wish.slot)]  # it is planned (S20)
-            return None
+        for wish in tuple(self._wishes.values()):
+            unwanted = context.stopping or self._jobs.registered(wish.job) is None
+            late = wish.first and wish.slot < context.store_now - wish.deadline_ms
+            if unwanted or (late and not wish.unknown):
+                self._give_up(wish)
+
+    def _claim(self, wish: Wish) -> Claim | None:
+        """The claim to send now; None: this wish waits."""
+        context = self._context
         if wish.not_before > context.now:
             return None
         if wish.expired and context.quarantined_until > context.now:
             return None
+        state = self._jobs.registered(wish.job)
+        assert state is not None, "given up before"
         token = wish.token if wish.unknown else ""
         token = token or new_token(wish.slot, context.new_nonce(), wish.job)
         place = context.sessions.take(state.job, token, context.now)
@@ -250,7 +265,6 @@ class Claiming:
         )
 
     def _give_up(self, wish: Wish) -> None:
-        """Nobody here can run it any more. What may have been won is released (S11)."""
         if wish.unknown:
             self._holding.release(wish.job, wish.slot, wish.token, Reason.NOT_ACCEPTED)
         del self._wishes[(wish.job, wish.slot)]
@@ -275,7 +289,7 @@ class Claiming:
         if answer.outcome is ClaimOutcome.UNCHANGED and not wish.must_end:
             wish.settled = True
             return
-        self._wishes.pop(key, None)
+        del self._wishes[key]
         self._learn(wish, answer)
 
     def _learn(self, wish: Wish, answer: ClaimAnswer) -> None:
@@ -286,11 +300,16 @@ class Claiming:
             self._context.store_time.distrust()
             self._context.log(Level.WARNING, "store_clock_step", job=wish.job, slot=wish.slot)
         elif answer.outcome is ClaimOutcome.SKIPPED:
-            blocking = answer.run.run.blocking_slot if answer.run else 0
+            assert answer.run is not None, "a skipped claim shows the slot's row"
             self._context.log(
-                Level.INFO, "slot_skipped", job=wish.job, slot=wish.slot, blocking_slot=blocking
+                Level.INFO,
+                "slot_skipped",
+                job=wish.job,
+                slot=wish.slot,
+                blocking_slot=answer.run.run.blocking_slot,
             )
-        elif answer.outcome is ClaimOutcome.LOST and answer.run is not None:
+        elif answer.outcome is ClaimOutcome.LOST:
+            assert answer.run is not None, "a lost claim shows what it lost to"
             self.observe(answer.run)
             again = self._wishes.get((wish.job, wish.slot))
             if again is not None and not wish.first:  # it saw what the store did not: not at once

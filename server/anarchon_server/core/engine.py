@@ -171,7 +171,6 @@ class Engine:
         """Sends what may go: each part looks at its own lane."""
         if self._stopping.done:
             return
-        self._beating.pump(self._instance)
         self._jobs.pump(self._instance)
         self._jobs.pump_plans()
         self._claiming.pump()
@@ -179,6 +178,7 @@ class Engine:
         self._holding.pump_results()
         self._holding.pump_releases()
         self._stopping.pump()
+        self._beating.pump(self._instance)  # last: it carries what the others want
 
     # --- The store -----------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Engine:
         self._watch_for_regression(call, reply)
         if stepped:
             context.log(Level.WARNING, "store_clock_step", store_at=reply.store_at)
-            self._jobs.reseed_after_step()
+            self._jobs.reseed()
         call.on_reply(call, reply)
 
     def _failed(self, event: StoreFailed) -> None:
@@ -220,7 +220,7 @@ class Engine:
             return
         usable = context.clock_usable
         context.clock_offset_ms = event.wall_at - event.reply.store_at - round_trip // 2
-        if usable != context.clock_usable and context.store_time.known and self._started_at:
+        if usable != context.clock_usable:
             level = Level.INFO if context.clock_usable else Level.ERROR
             context.log(level, "clock_offset", offset_ms=context.clock_offset_ms)
 
@@ -267,6 +267,8 @@ class Engine:
         """S4. After a stop nothing is assumed."""
         self._context.log(Level.WARNING, "suspended", gap_ms=event.gap_ms)
         self._holding.doubt_all()
+        self._claiming.throw_away()
+        self._jobs.reseed()
         self._beating.want_sweep()
 
     # --- What others may ask -------------------------------------------------------------
@@ -281,9 +283,8 @@ class Engine:
         context = self._context
         reasons = self._reasons()
 
-        def store_at(moment: int | None) -> int | None:
-            known = moment is not None and context.store_time.known
-            return context.store_time.at(moment) if known and moment is not None else None
+        def store_at(moment: int) -> int | None:
+            return context.store_time.at(moment) if context.store_time.known else None
 
         sessions = tuple(
             SessionView(

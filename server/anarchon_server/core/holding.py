@@ -8,7 +8,7 @@ any more keeps its place in the session until the client reports it (S21a).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from anarchon_server.core import limits
 from anarchon_server.core.context import Context, read_token
@@ -30,6 +30,7 @@ from anarchon_server.core.messages import (
 from anarchon_server.core.model import (
     AttemptCause,
     CancelReason,
+    Outcome,
     Reason,
     RunView,
     Trigger,
@@ -55,6 +56,7 @@ class Hold:
     `handed_over` once it was sent to its session, `accepted` once the client named it;
     `silences` counts the KeepAlives in a row that did not, `resent` the times it was sent
     again. `finished`: its result waits for the store. `lapsing`: it is renewed no more.
+    `cancel_stored`: the store has the request to cancel it.
     """
 
     token: str
@@ -73,6 +75,7 @@ class Hold:
     trust_end: int
     renew_at: int
     confirmed: bool = True
+    cancel_stored: bool = False
     handed_over: bool = False
     accepted: bool = False
     finished: bool = False
@@ -178,8 +181,8 @@ class Holding:
     # --- Winning and handing over --------------------------------------------------------
 
     def won(self, claim: Claim, view: RunView, sent_at: int, job: Job | None) -> None:
-        """A claim was won. Without a job or a client left for it, it is given back."""
-        if job is None or self._context.stopping:
+        """A claim was won. Without a job or a client with room left for it, it is given back."""
+        if job is None or self._context.stopping or not self._has_place(job, claim.token):
             self.release(claim.job, claim.slot, claim.token, Reason.NOT_ACCEPTED)
             self._context.sessions.leave(claim.token)
             return
@@ -196,6 +199,14 @@ class Holding:
         self._add(hold)
         self._waiting[hold.token] = hold
 
+    def _has_place(self, job: Job, token: str) -> bool:
+        """Whether a client has room for it, also where its session ended since the claim, or
+        where it was asked for again without room and turns out to have been won before (S11).
+        """
+        sessions = self._context.sessions
+        placed = sessions.place_of(token) or sessions.take(job, token, self._context.now)
+        return placed is not None
+
     def adopted(self, session: Session, job: Job, view: RunView, sent_at: int) -> None:
         """A client brought an attempt along that its last sidecar held (S26)."""
         hold = Hold.of(job, view, job.lease_ms, sent_at)
@@ -210,6 +221,7 @@ class Holding:
         self._context.sessions.enter(session, hold.token, hold.job)
         self._add(hold)
         if view.run.cancel is not None:
+            hold.cancel_stored = True
             self.cancel(hold, view.run.cancel)
         self._context.log(
             Level.INFO, "run_adopted", job=hold.job, slot=hold.slot, attempt=hold.attempt
@@ -241,13 +253,23 @@ class Holding:
             context.timers.set(("hand", hold.token), context.store_time.when(hold.slot))
             return None
         session = context.sessions.place_of(hold.token)
-        if session is None or session.stream_id is None or session.draining:
+        assert session is not None, "what waits to be handed over has a place"
+        if not self._suits(session, hold):
+            self.give_back(hold, Reason.NOT_ACCEPTED)
+            context.sessions.leave(hold.token)
+            return None
+        if session.stream_id is None:
             return None
         if not hold.confirmed or hold.trust_end - context.now < session.ttl_ms:
             hold.renew_at = context.now
             self._want_beat()
             return None
         return session
+
+    def _suits(self, session: Session, hold: Hold) -> bool:
+        """Whether the client still takes runs of this job, and trusts for less than its lease."""
+        offered = self._context.sessions.has_job(session, hold.job) and not session.draining
+        return offered and session.fits(hold.lease_ms, hold.heartbeat_ms)
 
     def _assignment(self, hold: Hold) -> Assignment:
         context = self._context
@@ -300,6 +322,8 @@ class Holding:
             hold.silences = 0
             return None
         if token in self._results or (hold is not None and hold.finished):
+            return None
+        if not session.attached:  # the store has not judged yet what it brought along
             return None
         return Lost(token, session.ended.get(token, CancelReason.FENCED))
 
@@ -356,6 +380,7 @@ class Holding:
         hold.trust_end = max(hold.trust_end, trust_end(sent_at, renewal.lease_ms))
         hold.lease_end_at = answer.run.run.lease.end_at
         hold.renew_at = sent_at + hold.heartbeat_ms
+        hold.cancel_stored = answer.run.run.cancel is not None
         if renewal.started_at is not None:
             hold.started_at = None  # the store has it
         self._context.timers.set(("trust", hold.token), hold.trust_end)
@@ -377,18 +402,17 @@ class Holding:
 
     def trust_over(self, token: str) -> None:
         """S16. The lease could not be renewed in time: the runner stops before it ends."""
-        hold = self._holds.get(token)
-        if hold is None:
-            return
-        if hold.trust_end > self._context.now:
-            self._context.timers.set(("trust", token), hold.trust_end)
-            return
+        hold = self._holds[token]
+        assert hold.trust_end <= self._context.now, "its timer moves with it"
         self._lose(hold, CancelReason.LEASE_LOST, "the lease could not be renewed in time")
+        if not hold.handed_over:  # a lapse would count as an attempt that died
+            self.release(hold.job, hold.slot, token, Reason.NOT_ACCEPTED)
 
     def timed_out(self, token: str) -> None:
         """S21. The attempt has outlived its timeout."""
-        hold = self._holds.get(token)
-        if hold is not None and not hold.finished and hold.cancel is not CancelReason.TIMEOUT:
+        hold = self._holds[token]
+        assert not hold.finished, "a finished attempt has no timer"
+        if hold.cancel is not CancelReason.TIMEOUT:  # an adopted one may have it already
             self.cancel(hold, CancelReason.TIMEOUT)
 
     def cancel(self, hold: Hold, reason: CancelReason) -> None:
@@ -410,10 +434,14 @@ class Holding:
 
     def grace_over(self, token: str) -> None:
         """The handler has not obeyed in its grace: renewed no longer, its place is taken."""
-        hold = self._holds.get(token)
-        if hold is None or hold.finished:
+        hold = self._holds[token]
+        if hold.finished:
             return
         assert hold.cancel is not None
+        if hold.cancel is CancelReason.TIMEOUT and not hold.cancel_stored:
+            # Until the store knows, a lapse would be taken for a death, and the run started anew.
+            self._context.timers.set(("grace", token), self._context.now + limits.RETRY_MAX)
+            return
         self._end(hold, hold.cancel)
         self._context.log(Level.WARNING, "cancel_ignored", job=hold.job, slot=hold.slot)
 
@@ -465,11 +493,14 @@ class Holding:
                 entry.receipts[index] = Receipt(ReceiptStatus.FENCED)
                 continue
             known = self._results.get(token)
-            if known is None or known.completion.outcome != outcome:
+            if known is None:
                 completion = Completion(named[0], named[1], token, outcome)
-                waiters = known.waiters if known else []
-                known = _Result(completion, self._context.now, waiters)
-                self._results[token] = known
+                known = self._results[token] = _Result(completion, self._context.now)
+            elif not _same(known.completion.outcome, outcome):
+                entry.receipts[index] = Receipt(
+                    ReceiptStatus.ALREADY_COMPLETED, message="another outcome is on its way"
+                )
+                continue
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
 
@@ -478,6 +509,7 @@ class Holding:
         hold = self._holds.get(token)
         if hold is not None:
             hold.finished = True
+            self._waiting.pop(token, None)
             self._context.timers.clear(("timeout", token))
             self._context.timers.clear(("give_back", token))
         self._context.sessions.leave(token)
@@ -507,9 +539,8 @@ class Holding:
 
     def _recorded(self, result: _Result, answer: TokenAnswer) -> None:
         token = result.completion.token
-        if self._results.get(token) is result:
-            del self._results[token]
-            self._drop(token)
+        del self._results[token]
+        self._drop(token)
         receipt = _receipt(answer)
         if receipt.status is not ReceiptStatus.RECORDED:
             self._context.log(
@@ -522,7 +553,7 @@ class Holding:
         self._hand_out(result, receipt)
 
     def _give_up_result(self, result: _Result) -> None:
-        self._results.pop(result.completion.token, None)
+        del self._results[result.completion.token]
         self._drop(result.completion.token)
         self._context.log(
             Level.ERROR,
@@ -534,10 +565,8 @@ class Holding:
 
     def _hand_out(self, result: _Result, receipt: Receipt) -> None:
         for request_id, index in result.waiters:
-            request = self._requests.get(request_id)
-            if request is not None:
-                request.receipts[index] = receipt
-                self._answer_if_done(request_id)
+            self._requests[request_id].receipts[index] = receipt
+            self._answer_if_done(request_id)
 
     def _answer_if_done(self, request_id: int) -> None:
         request = self._requests[request_id]
@@ -567,9 +596,7 @@ class Holding:
 
     def give_back_due(self, token: str) -> None:
         """The margin after a lost session is over."""
-        hold = self._holds.get(token)
-        if hold is not None:
-            self.give_back(hold, Reason.RUNNER_LOST if hold.handed_over else Reason.NOT_ACCEPTED)
+        self.give_back(self._holds[token], Reason.RUNNER_LOST)
 
     def leave_to_lease(self, hold: Hold) -> None:
         """Its handler may still run and nobody answers for it: it lapses (S23)."""
@@ -579,7 +606,6 @@ class Holding:
         """The instance ends: whatever is left lapses."""
         for token in tuple(self._holds):
             self._drop(token)
-        self._releases.clear()
 
     def release(self, job: str, slot: int, token: str, reason: str) -> None:
         """Puts a release on its way; it is repeated until the store has answered."""
@@ -595,7 +621,7 @@ class Holding:
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for release, answer in zip(batch, reply.answers, strict=True):
-                self._releases.pop(release.token, None)
+                del self._releases[release.token]
                 if answer.outcome is TokenOutcome.RELEASED:
                     context.log(
                         Level.INFO,
@@ -609,11 +635,16 @@ class Holding:
             for release in batch:
                 since = self._releases[release.token][1]
                 if since + limits.LEASE_MAX < context.now:  # the lease has ended by itself
-                    self._releases.pop(release.token, None)
+                    del self._releases[release.token]
 
         context.out.append(
             context.lanes.call(Lane.RELEASE, Method.RELEASE, (batch,), context.now, replied, failed)
         )
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    """Whether two reports of one attempt say the same; a repeat may count its time anew."""
+    return replace(one, elapsed_ms=0) == replace(other, elapsed_ms=0)
 
 
 def _who(view: RunView | None) -> str:

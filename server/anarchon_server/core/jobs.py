@@ -126,6 +126,8 @@ class Jobs:
 
         def replied(_: Call, reply: Reply[Registration]) -> None:
             self.registered_at = context.now
+            # What is unfinished is looked at now, and from now on as often as these jobs want.
+            context.timers.set(("beat",), context.now)
             for state, answer in zip(states, reply.answers, strict=True):
                 if self._states.get(state.job.name) is state:
                     self._registered(state, answer)
@@ -174,8 +176,8 @@ class Jobs:
         assert state.coming is not None
         self._come_to(state, state.coming.following, state.coming.slot)
 
-    def reseed_after_step(self) -> None:
-        """The store's clock has stepped: the coming slots are judged anew by its new time."""
+    def reseed(self) -> None:
+        """After a step of the store's clock or a suspension the coming slots are judged anew."""
         for state in self._states.values():
             if state.registered:
                 self.seed(state)
@@ -255,7 +257,9 @@ class Jobs:
         job, schedule = state.job, state.job.schedule
         missed: list[MissedSlot] = []
         following: int | None = None
-        slot = schedule.previous_upto(self._context.store_now)
+        # None younger is missed; where the job does not say, it is at most seconds' worth of slots.
+        newest = self._context.store_now - (job.spec.start_deadline_ms or 0)
+        slot = schedule.previous_upto(newest)
         while slot is not None and slot > state.settled and len(missed) < limits.MISSED_LISTED_MAX:
             after = schedule.next_after(slot) if following is None else following
             deadline = job.start_deadline(slot, after)

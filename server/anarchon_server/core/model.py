@@ -151,21 +151,24 @@ class JobSpec:
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
         """The spec that `to_json` wrote. Fields of later versions are ignored."""
-        raw: dict[str, Any] = json.loads(text)
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {k: v for k, v in raw.items() if k in known}
+        values = _known_of(cls, json.loads(text))
         schedule = values.get("schedule")
         if schedule is not None:
             kind = EverySchedule if "period_ms" in schedule else CronSchedule
-            values["schedule"] = kind(**schedule)
+            values["schedule"] = kind(**_known_of(kind, schedule))
         if values.get("retry") is not None:
-            values["retry"] = RetrySpec(**values["retry"])
+            values["retry"] = RetrySpec(**_known_of(RetrySpec, values["retry"]))
         if values.get("overlap") is not None:
             values["overlap"] = OverlapPolicy(values["overlap"])
         if values.get("catch_up") is not None:
             values["catch_up"] = CatchUpPolicy(values["catch_up"])
         values["labels"] = tuple((k, v) for k, v in values.get("labels", ()))
         return cls(**values)
+
+
+def _known_of(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
+    known = {f.name for f in dataclasses.fields(kind)}
+    return {name: value for name, value in raw.items() if name in known}
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,12 @@ class Job:
         """S12. The most that an instance waits before it claims `slot`."""
         if self.spec.jitter_ms is not None:
             return self.spec.jitter_ms
-        if following is None:
-            return limits.JITTER_DEFAULT
-        return min(limits.JITTER_DEFAULT, (following - slot) // limits.JITTER_GAP_SHARE)
+        longest = limits.JITTER_DEFAULT
+        if following is not None:
+            longest = min(longest, (following - slot) // limits.JITTER_GAP_SHARE)
+        if self.spec.start_deadline_ms is not None:  # by which the claim must have come
+            longest = min(longest, self.spec.start_deadline_ms // 2)
+        return longest
 
     def start_deadline(self, slot: int, following: int | None) -> int:
         """S20. After how long a slot that nobody claimed is missed."""

@@ -28,11 +28,11 @@ class Session:
     session_id: str
     ttl_ms: int
     offered_ms: int
+    kept_alive_at: int
     client: Client = field(default_factory=Client)
     jobs: tuple[str, ...] = ()
     max_concurrency: int = 0
     stream_id: int | None = None
-    kept_alive_at: int | None = None
     attached: bool = False
     fresh: bool = False
     draining: bool = False
@@ -44,13 +44,13 @@ class Session:
         """Whether an attempt of `job` may be handed to this client now (the claim gate)."""
         if self.stream_id is None or not self.fresh or self.draining or self.blocked:
             return False
-        assert self.kept_alive_at is not None, "a fresh session has been kept alive"
         quiet_for = now - self.kept_alive_at
-        return quiet_for < self.ttl_ms // 3 + limits.KEEP_ALIVE_SLACK and self.fits(job)
+        awake = quiet_for < self.ttl_ms // limits.KEEP_ALIVE_SHARE + limits.KEEP_ALIVE_SLACK
+        return awake and self.fits(job.lease_ms, job.heartbeat_ms)
 
-    def fits(self, job: Job) -> bool:
-        """Whether the client's trust always ends before the job's leases do (S15)."""
-        return self.ttl_ms + job.heartbeat_ms + job.margin_ms <= job.lease_ms
+    def fits(self, lease_ms: int, heartbeat_ms: int) -> bool:
+        """Whether the client's trust always ends before such a lease does (S15)."""
+        return self.ttl_ms + heartbeat_ms + limits.lease_margin(lease_ms) <= lease_ms
 
     @property
     def room(self) -> int:
@@ -101,6 +101,10 @@ class Sessions:
     def offers(self, job: str) -> bool:
         """Whether any session has the job."""
         return job in self._by_job
+
+    def has_job(self, session: Session, job: str) -> bool:
+        """Whether this session has the job."""
+        return session.session_id in self._by_job.get(job, ())
 
     def take(self, job: Job, token: str, now: int) -> Session | None:
         """Takes a place for `token` in the session with most room; None: there is none."""

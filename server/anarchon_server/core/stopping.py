@@ -53,9 +53,10 @@ class Stopping:
         self._context.timers.set(("stop_end",), graces_over_at + longest)
 
     def grace_over(self, token: str) -> None:
-        """The handler has had its time: it is asked to stop."""
+        """The handler has had its time: it is asked to stop, if it was not before."""
         hold = self._holding.held(token)
-        if hold is not None and not hold.finished:
+        assert hold is not None, "what is not held has no timer"
+        if not hold.finished and hold.cancel is None:
             self._holding.cancel(hold, CancelReason.SHUTDOWN)
 
     def end(self) -> None:
@@ -66,10 +67,10 @@ class Stopping:
     def pump(self) -> None:
         """Leaves once nothing is held and nothing is on its way."""
         context = self._context
-        if not context.stopping or self._leaving:
+        if not context.stopping or self._leaving or not context.lanes.free(Lane.BEAT, context.now):
             return
         quiet = self._holding.settled_down and context.lanes.idle
-        if not (quiet or (self._over and context.lanes.free(Lane.BEAT, context.now))):
+        if not (quiet or self._over):
             return
         self._leaving = True
         context.out.append(
