@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from anarchon._duration import Duration, to_timedelta, wire_to_ms
-from anarchon._errors import CancelReason, JobError, NotConfirmedError, cancelled_error
+from anarchon._errors import Cancelled, CancelReason, JobError, NotConfirmedError, lost_error
 from anarchon.v1 import run_pb2, session_pb2
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,7 +94,8 @@ class Orders:
         """Raise `Cancelled`, or its subclass that fits, if the attempt is to stop."""
         self.look()
         if self.reason is not None:
-            raise cancelled_error(self.reason, trusted=self.trusted, message=self.message)
+            kind = Cancelled if self.trusted else lost_error
+            raise kind(self.reason, self.message)
 
 
 def reason_of(wire_reason: run_pb2.CancelReason) -> CancelReason:

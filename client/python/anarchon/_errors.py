@@ -158,13 +158,10 @@ class Fenced(LeaseLost):
     """Another attempt of the run has begun: take no further step."""
 
 
-def cancelled_error(reason: CancelReason, *, trusted: bool, message: str = "") -> Cancelled:
-    """Return what `ctx.check()` raises for an attempt cancelled for `reason`."""
-    if reason is CancelReason.FENCED:
-        return Fenced(reason, message)
-    if not trusted:
-        return LeaseLost(reason, message)
-    return Cancelled(reason, message)
+def lost_error(reason: CancelReason, message: str = "") -> LeaseLost:
+    """Return the error of an attempt that is no longer ours, for `reason`."""
+    kind = Fenced if reason is CancelReason.FENCED else LeaseLost
+    return kind(reason, message)
 
 
 class NotConfirmedError(AnarchonError):

@@ -21,6 +21,7 @@ from anarchon._context import reason_of
 from anarchon._duration import wire_to_ms
 from anarchon._errors import (
     AnarchonError,
+    CancelReason,
     CredentialsError,
     LeaseLost,
     NotConfirmedError,
@@ -28,6 +29,7 @@ from anarchon._errors import (
     SessionNotFoundError,
     SessionReplacedError,
     SidecarError,
+    lost_error,
 )
 from anarchon.v1 import run_pb2, session_pb2
 
@@ -290,6 +292,7 @@ class _Running:
     assignment: session_pb2.Assignment
     cancelled: bool = False
     lost_at_ms: int | None = None
+    lost_because: run_pb2.CancelReason = run_pb2.CANCEL_REASON_LEASE_LOST
 
 
 @dataclass(slots=True)
@@ -787,6 +790,7 @@ class Session:
         run.cancelled = True
         if not trusted and run.lost_at_ms is None:
             run.lost_at_ms = now_ms
+            run.lost_because = reason
         if is_news:
             self._do(CancelHandler(token, reason, message, trusted))
 
@@ -805,9 +809,8 @@ class Session:
         """Answer at once what no keep-alive could."""
         kept = []
         for ticket, token in self._confirms:
-            run = self._running.get(token)
-            if run is None or run.lost_at_ms is not None:
-                self._do(AnswerConfirm(ticket, LeaseLost(_LEASE_LOST, "the attempt is over")))
+            if (error := self._lost_error(token)) is not None:
+                self._do(AnswerConfirm(ticket, error))
             elif self._keep_alive_at_ms is None:
                 self._do(AnswerConfirm(ticket, NotConfirmedError("there is no sidecar now")))
             else:
@@ -815,13 +818,19 @@ class Session:
         self._confirms = kept
 
     def _answer_confirm(self, ticket: int, token: str, *, is_confirmed: bool) -> None:
-        run = self._running.get(token)
-        error: AnarchonError | None = None
-        if run is None or run.lost_at_ms is not None:
-            error = LeaseLost(_LEASE_LOST, "the attempt is no longer ours")
-        elif not is_confirmed:
+        error: AnarchonError | None = self._lost_error(token)
+        if error is None and not is_confirmed:
             error = NotConfirmedError("the store could not renew the lease now")
         self._do(AnswerConfirm(ticket, error))
+
+    def _lost_error(self, token: str) -> LeaseLost | None:
+        """Return the error of an attempt that is no longer ours."""
+        run = self._running.get(token)
+        if run is None:
+            return LeaseLost(CancelReason.LEASE_LOST, "the attempt is over")
+        if run.lost_at_ms is None:
+            return None
+        return lost_error(reason_of(run.lost_because))
 
     def _cancel_at_ms(self, run: _Running) -> int:
         """When a handler that still runs is cancelled because the client leaves."""
@@ -862,7 +871,6 @@ class Session:
         self._do(Log(level, message))
 
 
-_LEASE_LOST = reason_of(run_pb2.CANCEL_REASON_LEASE_LOST)
 _RECEIPTS_THAT_REFUSE: Mapping[session_pb2.ReceiptStatus, str] = {
     session_pb2.RECEIPT_STATUS_FENCED: "another attempt has begun",
     session_pb2.RECEIPT_STATUS_UNKNOWN_TOKEN: "the sidecar knows no such attempt",

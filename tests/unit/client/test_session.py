@@ -6,14 +6,6 @@ from itertools import pairwise
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from tests.unit.client.session_harness import (
-    AWAY,
-    INTERVAL_MS,
-    SUCCESS,
-    TTL_MS,
-    Harness,
-    stopped,
-)
 
 from anarchon import _session as s
 from anarchon._errors import (
@@ -25,6 +17,14 @@ from anarchon._errors import (
     SessionReplacedError,
 )
 from anarchon.v1 import job_pb2, run_pb2, session_pb2
+from tests.unit.client.session_harness import (
+    AWAY,
+    INTERVAL_MS,
+    SUCCESS,
+    TTL_MS,
+    Harness,
+    stopped,
+)
 
 LEASE_LOST = run_pb2.CANCEL_REASON_LEASE_LOST
 FENCED = run_pb2.CANCEL_REASON_FENCED

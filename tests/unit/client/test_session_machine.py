@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.unit.client.session_harness import SUCCESS, Harness, stopped
 
 from anarchon import _session as s
 from anarchon._errors import (
@@ -15,6 +14,7 @@ from anarchon._errors import (
     SidecarUnavailableError,
 )
 from anarchon.v1 import run_pb2, session_pb2
+from tests.unit.client.session_harness import SUCCESS, Harness, stopped
 
 MAX_CONCURRENCY = 3
 REASONS = [reason for reason in run_pb2.CancelReason.values() if reason]
