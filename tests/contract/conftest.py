@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
 from tests.contract.harness import BACKENDS, Cluster, Node
 
 

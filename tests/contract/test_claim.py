@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.harness import DAY, JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 from anarchon_server.core.model import AttemptCause, Outcome, OverlapPolicy, RunState, Trigger
 from anarchon_server.core.store import ClaimOutcome
+from tests.contract.harness import DAY, JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 SLOT = T0 + PERIOD
 

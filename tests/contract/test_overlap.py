@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 from anarchon_server.core.model import CancelReason, OverlapPolicy, Reason, RunState
 from anarchon_server.core.store import ClaimOutcome
+from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 FIRST, SECOND_SLOT = T0 + PERIOD, T0 + 2 * PERIOD
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.harness import LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 from anarchon_server.core.model import (
     AttemptCause,
@@ -14,6 +13,7 @@ from anarchon_server.core.model import (
     RunView,
 )
 from anarchon_server.core.store import ClaimOutcome
+from tests.contract.harness import LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 SLOT = T0 + PERIOD
 

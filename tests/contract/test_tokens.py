@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.contract.harness import JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 from anarchon_server.core.model import CancelReason, Failure, Outcome, Reason, RunState, RunView
 from anarchon_server.core.store import TokenOutcome
+from tests.contract.harness import JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 SLOT = T0 + PERIOD
 BROKEN = Outcome(failure=Failure("ValueError", "no", "Traceback ..."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from anarchon_server.core.limits import (
     ATTEMPTS_MAX,
@@ -600,11 +601,13 @@ def judge_plan(
     """Decides what becomes of slots nobody claimed in time (S20, `catch_up` none).
 
     `taken` are those of the plan's slots that have a row. `settled` moves to the newest
-    slot that is missed by the store's clock, whether it had a row or not.
+    slot that is missed by the store's clock, whether it had a row or not; never past one that
+    is not, which could not be claimed any more (I6).
     """
     if settled is None or plan.settled != settled:
         return PlanVerdict(PlanAnswer(False, settled))
-    over = [m.slot for m in plan.slots if m.slot < now.at - m.start_deadline_ms]
+    missed = takewhile(lambda m: m.slot < now.at - m.start_deadline_ms, plan.slots)
+    over = [m.slot for m in missed]
     if not over:
         return PlanVerdict(PlanAnswer(True, settled))
     lost = [slot for slot in over if slot not in taken and slot > job.floor]

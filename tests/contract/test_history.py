@@ -1,0 +1,139 @@
+"""What is kept and shown of runs (S30)."""
+
+from __future__ import annotations
+
+from anarchon_server.core.model import (
+    AttemptCause,
+    Failure,
+    Outcome,
+    OverlapPolicy,
+    RunState,
+)
+from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
+
+
+async def test_s30_an_attempt_leaves_all_that_history_promises(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    slot = T0 + PERIOD
+    cluster.advance_to(slot + 100)
+    seen = await first.win(slot)
+    cluster.advance(100)
+    await first.renew(seen, started_at=cluster.now)
+    cluster.advance(LEASE)
+    answer = await second.take_over(seen)
+    assert answer.run is not None
+    cluster.advance(SECOND)
+    failure = Failure("KeyError", "'x' — ✓", "Traceback:\n  ...", permanent=True, retry_after_ms=5)
+    await second.complete(answer.run, Outcome(failure=failure, elapsed_ms=250))
+    (shown,) = await first.history(traces=True)
+    one, two_ = shown.attempts
+    assert (one.attempt, one.instance_id, one.cause) == (1, "host:1", AttemptCause.CLAIM)
+    assert (one.state, one.claimed_at, one.started_at) == (
+        RunState.INTERRUPTED,
+        slot + 100,
+        slot + 200,
+    )
+    assert one.ended_at == slot + 200 + LEASE
+    assert (two_.attempt, two_.instance_id, two_.cause) == (2, "host:2", AttemptCause.TAKEOVER)
+    assert (two_.state, two_.failure) == (RunState.FAILED, failure)
+    assert two_.ended_at == shown.run.ended_at == cluster.now
+    assert two_.started_at == cluster.now - 250
+    assert shown.run.current == two_
+
+
+async def test_s30_stack_traces_are_shown_only_where_they_are_asked_for(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(T0 + PERIOD)
+    seen = await one.win(T0 + PERIOD)
+    await one.complete(seen, Outcome(failure=Failure("E", "m", "long trace")))
+    (shown,) = await one.history()
+    assert shown.run.current is not None
+    for attempt in (shown.run.current, *shown.attempts):
+        assert attempt.failure == Failure("E", "m")
+    (view,) = (await one.store.jobs(["job"], "", 1)).answers
+    assert "long trace" not in repr(view)
+
+
+async def some_runs(cluster: Cluster, one: Node) -> None:
+    """10 success, 20 failed, 30 lapsed, 40 claimed of `job`; 20 and 40 of `b`, claimed."""
+    await one.register(definition(), definition("b"))
+    free = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY}
+    cluster.advance_to(T0 + 40 * SECOND)
+    await one.win(T0 + 30 * SECOND, lease_ms=3 * SECOND, **free)
+    cluster.advance(3 * SECOND)
+    await one.complete(await one.win(T0 + 10 * SECOND, **free))
+    failed = Outcome(failure=Failure("E"))
+    await one.complete(await one.win(T0 + 20 * SECOND, **free), failed)
+    await one.win(T0 + 40 * SECOND, **free)
+    for second in (20, 40):
+        await one.win(T0 + second * SECOND, job="b", **free)
+
+
+async def slots(one: Node, **query: object) -> list[tuple[str, int]]:
+    found = await one.history(**query)
+    return [(seen.run.job, (seen.run.slot - T0) // SECOND) for seen in found]
+
+
+async def test_s30_runs_are_listed_newest_slot_first(cluster: Cluster, one: Node) -> None:
+    await some_runs(cluster, one)
+    everything = [("job", 40), ("b", 40), ("job", 30), ("job", 20), ("b", 20), ("job", 10)]
+    assert await slots(one) == everything
+    assert await slots(one, job="b") == [("b", 40), ("b", 20)]
+    assert await slots(one, slot=T0 + 20 * SECOND) == [("job", 20), ("b", 20)]
+    assert await slots(one, job="job", slot=T0 + 20 * SECOND) == [("job", 20)]
+    assert await slots(one, from_slot=T0 + 30 * SECOND) == everything[:3]
+    assert await slots(one, until_slot=T0 + 30 * SECOND) == everything[3:]
+    assert await slots(one, job="job", from_slot=T0 + 20 * SECOND, until_slot=T0 + 40 * SECOND) == [
+        ("job", 30),
+        ("job", 20),
+    ]
+    assert await slots(one, job="missing") == []
+
+
+async def test_s30_pages_go_on_where_the_last_one_ended(cluster: Cluster, one: Node) -> None:
+    await some_runs(cluster, one)
+    pages: list[tuple[str, int]] = []
+    after = None
+    while True:
+        page = await one.history(limit=2, after=after)
+        if not page:
+            break
+        assert len(page) == 2
+        pages += [(seen.run.job, (seen.run.slot - T0) // SECOND) for seen in page]
+        after = (page[-1].run.slot, page[-1].run.job)
+    assert pages == await slots(one)
+
+
+async def test_s19_runs_are_found_by_the_state_they_show(cluster: Cluster, one: Node) -> None:
+    await some_runs(cluster, one)
+
+    async def found(*states: RunState) -> list[tuple[str, int]]:
+        return await slots(one, states=frozenset(states))
+
+    assert await found(RunState.SUCCESS) == [("job", 10)]
+    assert await found(RunState.FAILED) == [("job", 20)]
+    assert await found(RunState.INTERRUPTED) == [("job", 30)]
+    assert await found(RunState.CLAIMED) == [("job", 40), ("b", 40), ("b", 20)]
+    assert await found(RunState.RUNNING, RunState.DUE) == []
+    assert await found(RunState.SUCCESS, RunState.INTERRUPTED) == [("job", 30), ("job", 10)]
+    assert await slots(one, states=frozenset({RunState.CLAIMED}), limit=2) == [
+        ("job", 40),
+        ("b", 40),
+    ]
+
+
+async def test_s30_runs_are_found_by_any_instance_that_attempted_them(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    cluster.advance_to(T0 + PERIOD)
+    await first.release(await first.win(T0 + PERIOD))
+    seen = await second.look(T0 + PERIOD)
+    assert seen is not None
+    await second.take_over(seen)
+    for label in ("host:1", "host:2"):
+        assert await slots(first, instance_id=label) == [("job", 10)]
+    assert await slots(first, instance_id="host:3") == []
