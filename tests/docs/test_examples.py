@@ -133,6 +133,16 @@ def test_a_snippet_runs_to_its_end(
     assert "accepted by" in ran([sys.executable, "-c", snippet.text], folder, environ)
 
 
+@pytest.mark.parametrize("block", blocks(README, "python"), ids=str)
+def test_python_is_written_as_the_project_writes_it(block: Block) -> None:
+    ruff = [sys.executable, "-m", "ruff", "--config", str(ROOT / "pyproject.toml"), "--quiet"]
+    for how in (["format", "--diff", "-"], ["check", "--select", "E,F,B,UP,RUF", "-"]):
+        checked = subprocess.run(
+            [*ruff, *how], input=block.text, capture_output=True, check=False, text=True
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_the_tests_of_the_handler_pass(folder: Path, environ: dict[str, str]) -> None:
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "--rootdir=."]
     files = sorted(name for name in FILES if name.startswith("test_"))
