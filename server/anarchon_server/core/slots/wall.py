@@ -57,6 +57,13 @@ MONTH_SHAPES = tuple(
 )
 """All months there are: (month, weekday of the 1st, length). Each comes within 28 years."""
 
+_NEIGHBOURS = tuple(
+    (shape, following)
+    for shape in MONTH_SHAPES
+    for following in MONTH_SHAPES
+    if following[:2] == (shape[0] % 12 + 1, (shape[1] + shape[2]) % 7)
+)
+
 
 class Wall:
     """The wall times that match `times`, from December 1969 to January 2200.
@@ -177,12 +184,9 @@ class Wall:
     def _least_gap_days(self) -> int:
         # Two matching days with a whole month between them are at least 29 days apart.
         least = 29
-        for month, first_weekday, length in MONTH_SHAPES:
-            mask = self.day_mask(month, first_weekday, length)
-            for following, weekday, following_length in MONTH_SHAPES:
-                if (following, weekday) == (month % 12 + 1, (first_weekday + length) % 7):
-                    both = mask | self.day_mask(following, weekday, following_length) << length
-                    least = min(least, _least_gap(both))
+        for shape, following in _NEIGHBOURS:
+            days = self.day_mask(*shape) | self.day_mask(*following) << shape[2]
+            least = min(least, _least_gap(days))
             if least == 1:
                 break
         return least
