@@ -125,6 +125,17 @@ class Cron:
         """Iterate over the zone's changes after `start_ms` and not after `end_ms`."""
         return self._zone.changes(start_ms // 1000, end_ms // 1000)
 
+    def outlook(self, from_ms: int, until_ms: int) -> str:
+        """Return the zone's offsets from `from_ms` to `until_ms` as a text to compare.
+
+        Two instances whose texts are equal have equal slots then, whatever the versions of their
+        time zone databases.
+        """
+        offsets = [f"{self._zone.offset_s(from_ms // 1000):+}"]
+        for change in self.clock_changes(from_ms, until_ms):
+            offsets.append(f"{change.after_s:+} from {change.at_ms}")
+        return f"{self.time_zone} {', '.join(offsets)}"
+
     @property
     def description(self) -> str:
         """The schedule in words: "at 08:00 on Mondays, Europe/Athens"."""
