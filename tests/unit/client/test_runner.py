@@ -1,0 +1,322 @@
+"""Handlers on the loop and in threads: what becomes of their values, errors and cancellations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+import anarchon
+from anarchon import _runner
+from anarchon._context import BootClock, Trust
+from anarchon._runner import Watchdog
+from anarchon.testing import FakeSidecar
+from anarchon.v1 import run_pb2
+
+request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="none")
+
+
+@pytest.fixture
+async def sidecar() -> FakeSidecar:
+    return FakeSidecar()
+
+
+async def outcome_of(sidecar: FakeSidecar, handler: Callable[..., object]) -> run_pb2.Outcome:
+    """Run `handler` once, through a client of its own."""
+    job = anarchon.Job(handler, anarchon.Every("1s"), name="job")
+    async with anarchon.AnarchonClient(transport=sidecar).subscribe([job]) as subscription:
+        await subscription.ready()
+        return await sidecar.assign("job").outcome
+
+
+# ── Values ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        (None, ""),
+        ("as it is", "as it is"),
+        (0, "0"),
+        ({"rows": 3, "ü": [1.5, None]}, '{"rows": 3, "ü": [1.5, null]}'),
+        (b"x", "b'x'"),
+        (CYCLE, "[[...]]"),
+        (Odd(), "<Odd that cannot be shown>"),
+        ("\udc80", "\\udc80"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_a_handler_returns_is_kept_as_text(
+    sidecar: FakeSidecar, value: object, result: str
+) -> None:
+    async def on_the_loop() -> object:
+        return value
+
+    def in_a_thread() -> object:
+        return value
+
+    assert (await outcome_of(sidecar, on_the_loop)).success.result == result
+    assert (await outcome_of(sidecar, in_a_thread)).success.result == result
+
+
+async def test_s30_a_result_is_cut_at_16_kib_and_between_characters(sidecar: FakeSidecar) -> None:
+    outcome = await outcome_of(sidecar, lambda: "x" + "ü" * 20_000)
+    assert outcome.success.result == "x" + "ü" * 8_191
+
+
+async def test_the_elapsed_time_is_reported(sidecar: FakeSidecar) -> None:
+    outcome = await outcome_of(sidecar, lambda: None)
+    assert outcome.HasField("elapsed")
+    assert 0 <= outcome.elapsed.ToMilliseconds() < 5_000
+
+
+# ── Errors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_error_is_reported_with_its_type_message_and_trace(sidecar: FakeSidecar) -> None:
+    async def on_the_loop() -> None:
+        raise ValueError("no rows")
+
+    def in_a_thread() -> None:
+        raise anarchon.JobError("no job")
+
+    failure = (await outcome_of(sidecar, on_the_loop)).failure
+    assert (failure.type, failure.message, failure.permanent) == ("ValueError", "no rows", False)
+    assert "in on_the_loop" in failure.stack_trace
+    assert not failure.HasField("retry_after")
+    failure = (await outcome_of(sidecar, in_a_thread)).failure
+    assert failure.type == "anarchon._errors.JobError"
+    assert "in in_a_thread" in failure.stack_trace
+
+
+async def test_s30_of_a_message_the_first_4_kib_and_of_a_trace_the_last_16_are_kept(
+    sidecar: FakeSidecar,
+) -> None:
+    def fail() -> None:
+        raise ValueError("a" * 5_000 + "z" * 20_000)
+
+    failure = (await outcome_of(sidecar, fail)).failure
+    assert failure.message == "a" * 4_096
+    assert len(failure.stack_trace) == 16_384
+    assert failure.stack_trace.endswith("zz\n")
+
+
+async def test_s22_retry_and_permanent_say_what_is_to_follow(sidecar: FakeSidecar) -> None:
+    async def later() -> None:
+        try:
+            raise OSError("no network")
+        except OSError as error:
+            raise anarchon.Retry(after="90s") from error
+
+    async def never() -> None:
+        raise anarchon.Permanent("the account is closed")
+
+    failure = (await outcome_of(sidecar, later)).failure
+    assert (failure.type, failure.message) == ("OSError", "no network")
+    assert failure.retry_after.seconds == 90
+    assert not failure.permanent
+    failure = (await outcome_of(sidecar, never)).failure
+    assert failure.permanent
+    assert (failure.type, failure.message) == (
+        "anarchon._errors.Permanent",
+        "the account is closed",
+    )
+
+
+async def test_a_handler_that_exits_fails_and_takes_nobody_with_it(sidecar: FakeSidecar) -> None:
+    async def on_the_loop() -> None:
+        sys.exit(3)
+
+    failure = (await outcome_of(sidecar, on_the_loop)).failure
+    assert failure.message == "the handler called sys.exit(3)"
+    failure = (await outcome_of(sidecar, lambda: sys.exit(4))).failure
+    assert failure.type == "SystemExit"
+
+
+async def test_a_handler_that_cancels_itself_has_failed(sidecar: FakeSidecar) -> None:
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    assert (await outcome_of(sidecar, cancels)).failure.type == "asyncio.exceptions.CancelledError"
+
+
+async def test_a_plain_function_that_gives_a_coroutine_is_told_so(sidecar: FakeSidecar) -> None:
+    async def inner() -> None: ...
+
+    failure = (await outcome_of(sidecar, lambda: inner())).failure
+    assert "make it async def" in failure.message
+
+
+# ── Threads ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_plain_functions_run_in_threads_with_the_callers_context(
+    sidecar: FakeSidecar,
+) -> None:
+    request_id.set("mine")
+    threads: list[threading.Thread] = []
+
+    def handler(ctx: anarchon.SyncContext) -> str:
+        threads.append(threading.current_thread())
+        ctx.confirm()
+        return request_id.get()
+
+    assert (await outcome_of(sidecar, handler)).success.result == "mine"
+    assert threads[0] is not threading.main_thread()
+    assert threads[0].daemon
+    assert list(sidecar.keep_alives[1].confirm) == ["token-1"]
+
+
+async def test_confirm_in_a_thread_raises_what_the_sidecar_says(sidecar: FakeSidecar) -> None:
+    sidecar.can_confirm = False
+
+    def handler(ctx: anarchon.SyncContext) -> None:
+        ctx.confirm()
+
+    failure = (await outcome_of(sidecar, handler)).failure
+    assert failure.type == "anarchon._errors.NotConfirmedError"
+
+
+async def test_as_many_threads_run_as_there_are_handlers_and_they_are_used_again(
+    sidecar: FakeSidecar,
+) -> None:
+    together = threading.Barrier(4)
+    used: set[str] = set()
+
+    def handler() -> None:
+        used.add(threading.current_thread().name)
+        together.wait(10)
+
+    job = anarchon.Job(handler, anarchon.Every("1s"), name="job")
+    async with anarchon.AnarchonClient(transport=sidecar).subscribe([job]) as subscription:
+        await subscription.ready()
+        for _ in range(3):
+            runs = [sidecar.assign("job") for _ in range(4)]
+            for run in runs:
+                assert (await run.outcome).HasField("success")
+    assert 4 <= len(used) <= 12
+
+
+async def test_a_cancellation_wakes_a_thread_and_its_answer_says_stopped(
+    sidecar: FakeSidecar,
+) -> None:
+    started = threading.Event()
+
+    def handler(ctx: anarchon.SyncContext) -> None:
+        started.set()
+        ctx.sleep("1h")
+
+    job = anarchon.Job(handler, anarchon.Every("1s"), name="job")
+    async with anarchon.AnarchonClient(transport=sidecar).subscribe([job]) as subscription:
+        await subscription.ready()
+        run = sidecar.assign("job")
+        await asyncio.to_thread(started.wait, 10)
+        sidecar.cancel(run, anarchon.CancelReason.SUPERSEDED)
+        assert (await run.outcome).stopped.reason == run_pb2.CANCEL_REASON_SUPERSEDED
+
+
+async def test_s25_a_blocked_loop_does_not_keep_threads_from_being_told() -> None:
+    sidecar = FakeSidecar(session_ttl="600ms", keep_alive_interval="200ms")
+    both = threading.Barrier(2)
+    told = threading.Event()
+    errors: list[BaseException] = []
+
+    def in_a_thread(ctx: anarchon.SyncContext) -> None:
+        both.wait(10)
+        try:
+            ctx.sleep("1h")
+        except anarchon.Cancelled as error:
+            errors.append(error)
+            raise
+        finally:
+            told.set()
+
+    async def blocks_the_loop() -> bool:
+        both.wait(10)
+        return told.wait(10)
+
+    jobs = [
+        anarchon.Job(in_a_thread, anarchon.Every("1s")),
+        anarchon.Job(blocks_the_loop, anarchon.Every("1s")),
+    ]
+    async with anarchon.AnarchonClient(transport=sidecar).subscribe(jobs) as subscription:
+        await subscription.ready()
+        run, blocked = sidecar.assign("in_a_thread"), sidecar.assign("blocks_the_loop")
+        outcome = await run.outcome
+        assert outcome.stopped.reason == run_pb2.CANCEL_REASON_LEASE_LOST
+        assert (await blocked.outcome).success.result == "true"
+    assert isinstance(errors[0], anarchon.LeaseLost)
+
+
+# ── The watchdog ────────────────────────────────────────────────────────────────────────────────
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.time_ms = 0
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[tuple[HandClock, Trust, Watchdog, threading.Semaphore]]:
+    clock, trust, bites = HandClock(), Trust(1_000), threading.Semaphore(0)
+    watchdog = Watchdog(clock, trust, bites.release)
+    yield clock, trust, watchdog, bites
+    watchdog.stop()
+
+
+def test_the_watchdog_bites_when_trust_is_over(
+    watched: tuple[HandClock, Trust, Watchdog, threading.Semaphore],
+) -> None:
+    clock, _, watchdog, bites = watched
+    watchdog.arm(on=True)
+    assert not bites.acquire(blocking=False)
+    clock.time_ms = 1_000
+    watchdog.arm(on=True)
+    assert bites.acquire(timeout=10)
+
+
+def test_the_watchdog_looks_at_the_clock_though_nobody_wakes_it(
+    watched: tuple[HandClock, Trust, Watchdog, threading.Semaphore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, trust, watchdog, bites = watched
+    monkeypatch.setattr(_runner, "_WATCH_EVERY_S", 0.01)
+    trust.end_ms = 3_600_000
+    watchdog.arm(on=True)
+    clock.time_ms = 3_600_000  # as after a sleep of the machine
+    assert bites.acquire(timeout=10)
+
+
+def test_an_unarmed_watchdog_does_not_bite(
+    watched: tuple[HandClock, Trust, Watchdog, threading.Semaphore],
+) -> None:
+    clock, _, watchdog, bites = watched
+    clock.time_ms = 5_000
+    watchdog.arm(on=False)
+    watchdog.stop()
+    assert not bites.acquire(blocking=False)
+
+
+def test_the_real_clock_and_the_real_thread_are_on_time() -> None:
+    clock, bitten = BootClock(), threading.Event()
+    end_ms = clock.now_ms() + 50
+    watchdog = Watchdog(clock, Trust(end_ms), bitten.set)
+    watchdog.arm(on=True)
+    assert bitten.wait(10)
+    assert clock.now_ms() >= end_ms
+    watchdog.stop()
