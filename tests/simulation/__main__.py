@@ -1,0 +1,67 @@
+"""`python -m tests.simulation --seed N` replays one seed; `--seeds N` runs many and counts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tests.checker.check import Violation, about
+from tests.checker.events import shown, to_lines
+from tests.simulation.seeds import simulate
+from tests.simulation.world import World
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs what the command line asks for; 1 if any seed broke a promise."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this seed and show what it breaks")
+    parser.add_argument("--seeds", type=int, help="run so many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--log", action="store_true", help="with --seed: show everything")
+    parser.add_argument("--history", type=Path, help="with --seed: write the history, JSON lines")
+    options = parser.parse_args(argv)
+    if options.seed is not None:
+        return _replay(options.seed, everything=options.log, history=options.history)
+    return _many(options.first, options.seeds or 100)
+
+
+def _replay(seed: int, *, everything: bool, history: Path | None) -> int:
+    world = simulate(seed)
+    violations = world.violations()
+    print(world.plan)
+    if everything:
+        for event in world.events:
+            print(shown(event))
+    if history is not None:
+        history.write_text("".join(f"{line}\n" for line in to_lines(world.events)))
+    for violation in violations[:3]:
+        print(explained(world, violation))
+    print(f"seed {seed}: {len(violations)} violations")
+    return 1 if violations else 0
+
+
+def _many(first: int, count: int) -> int:
+    start, bad = time.perf_counter(), []
+    for seed in range(first, first + count):
+        world = simulate(seed)
+        violations = world.violations()
+        if violations:
+            bad.append(seed)
+            print(f"seed {seed}: {len(violations)} violations; first: {violations[0]}", flush=True)
+    spent = time.perf_counter() - start
+    print(f"{count} seeds, {count - len(bad)} clean, {count / spent:.1f} seeds/s; not clean: {bad}")
+    return 1 if bad else 0
+
+
+def explained(world: World, violation: Violation) -> str:
+    """A violation with the history that concerns it and how to see it again."""
+    lines = [f"seed {world.plan.seed}: {violation}"]
+    lines += [shown(event) for event in about(world.events, violation)]
+    lines.append(f"again: python -m tests.simulation --seed {world.plan.seed}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

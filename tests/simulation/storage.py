@@ -1,0 +1,295 @@
+"""The shared store of a simulation: the memory store, watched from inside, behind a bad network.
+
+`Storage` carries requests out and records what they change. `Link` is one sidecar's way to it, on
+which requests and replies are late, lost or doubled as the weather of its host has it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from anarchon_backends.memory import MemoryDatabase, MemoryStore, _Space
+from anarchon_server.core import limits
+from anarchon_server.core.machine import Saved
+from anarchon_server.core.messages import CallStore, Method
+from anarchon_server.core.model import Run
+from anarchon_server.core.store import (
+    Beat,
+    Claim,
+    ClaimAnswer,
+    ClaimOutcome,
+    Completion,
+    OpenOptions,
+    Release,
+    Reply,
+)
+from tests.checker.events import ClaimWon, Event, RunSaved
+from tests.simulation.timeline import SimClock, Timeline
+
+NAMESPACE = "default"
+LATE_MAX = 8_000
+"""By how much a request that was given up may still come late to the store."""
+
+Record = Callable[[Event], None]
+Save = Callable[[Run | None, Run], None]
+
+
+class _WatchedSpace(_Space):
+    """The memory store's data, which tells of each run that is saved."""
+
+    on_save: Save
+
+    def save(self, saved: Iterable[Saved]) -> None:
+        for each in saved:
+            before = self.run(each.run.job, each.run.slot)
+            super().save([each])
+            self.on_save(before, each.run)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """The time for which a schedule of a job was in use without a break (S28)."""
+
+    job: str
+    schedule_id: str
+    since: int
+    begun_at: int
+    settled: int
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What the request in hand says about one run."""
+
+    token: str
+    incarnation: str
+    adopt: bool = False
+
+
+@dataclass
+class Storage:
+    """The store's server: one, for all hosts."""
+
+    timeline: Timeline
+    clock: SimClock
+    boot_leases: bool
+    record: Record
+    on_freed: Callable[[], None] = lambda: None
+    stretches: list[Stretch] = field(default_factory=list)
+    _database: MemoryDatabase = field(default_factory=lambda: MemoryDatabase("simulated"))
+    _method: str = ""
+    _asked: dict[tuple[str, int], list[_Asked]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.space = _WatchedSpace()
+        self.space.on_save = self._saved
+        self._database._spaces[NAMESPACE] = self.space
+
+    def connect(self) -> MemoryStore:
+        """A connection for one sidecar."""
+        options = OpenOptions(NAMESPACE, self.clock, boot_leases=self.boot_leases)
+        return MemoryStore(self._database, options)
+
+    def carry_out(
+        self, store: MemoryStore, method: Method, arguments: tuple[Any, ...]
+    ) -> Reply[Any]:
+        """Does what a request asks, in one step."""
+        self._method = method
+        self._asked = _what_is_asked(method, arguments)
+        call = getattr(store, method)(*arguments)
+        try:
+            call.send(None)
+        except StopIteration as done:
+            self._note_schedules()
+            reply: Reply[Any] = done.value
+            return reply
+        raise AssertionError("the memory store never waits")
+
+    def _saved(self, before: Run | None, run: Run) -> None:
+        asked = self._asked.get((run.job, run.slot), [])
+        token = before.token if before else run.token
+        by = next((a for a in asked if a.token == token), asked[-1] if asked else _Asked("", ""))
+        lease_at = self.clock.boot_ms() if self.boot_leases else self.clock.wall_ms()
+        left = run.lease.until - lease_at if run.lease else None
+        current = run.current
+        self.record(
+            RunSaved(
+                at=self.timeline.now,
+                store_at=self.clock.wall_ms(),
+                job=run.job,
+                slot=run.slot,
+                state=run.state,
+                reason=run.reason,
+                attempt=run.attempt,
+                token=run.token,
+                fence=current.fence if current else 0,
+                incarnation=current.incarnation if current else "",
+                freed=run.freed,
+                lease_until=None if left is None else self.timeline.now + left,
+                blocking_slot=run.blocking_slot,
+                covered=run.slots_covered,
+                by=self._method,
+                by_token=by.token,
+                by_incarnation=by.incarnation,
+                adopt=by.adopt,
+            )
+        )
+        if run.freed:
+            self.on_freed()
+
+    def _note_schedules(self) -> None:
+        """Follows each schedule's `since` and `settled`."""
+        open_ones = {(s.job, s.schedule_id): s for s in self.stretches if not s.ended}
+        for key, kept in self.space.schedules.items():
+            stretch = open_ones.pop(key, None)
+            if stretch is not None and stretch.since == kept.since:
+                stretch.settled = kept.settled
+                continue
+            if stretch is not None:
+                stretch.ended = True
+            self.stretches.append(Stretch(*key, kept.since, self.timeline.now, kept.settled))
+        for stretch in open_ones.values():
+            stretch.ended = True
+
+
+def _what_is_asked(
+    method: Method, arguments: tuple[Any, ...]
+) -> dict[tuple[str, int], list[_Asked]]:
+    asked: dict[tuple[str, int], list[_Asked]] = {}
+    items: Iterable[Any] = arguments[0] if method is not Method.BEAT else arguments[0].renewals
+    if method in (Method.CLAIM, Method.BEAT, Method.COMPLETE, Method.RELEASE):
+        for item in items:
+            incarnation = "" if isinstance(item, Completion) else item.incarnation
+            adopt = getattr(item, "adopt", False)
+            asked.setdefault((item.job, item.slot), []).append(
+                _Asked(item.token, incarnation, adopt)
+            )
+    return asked
+
+
+# ── The way to the store ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Weather:
+    """What goes wrong between one host and the store, as shares of all requests.
+
+    `refused`: every request fails at once, surely not done. `silent`: none is answered or done.
+    """
+
+    lost: float = 0.0
+    reply_lost: float = 0.0
+    reply_late: float = 0.0
+    done_late: float = 0.0
+    doubled: float = 0.0
+    unsure: float = 0.0
+    refused: bool = False
+    silent: bool = False
+
+
+@dataclass
+class Link:
+    """One sidecar process's connection. `replied` and `failed` are how it hears of its calls."""
+
+    storage: Storage
+    timeline: Timeline
+    rng: random.Random
+    hop_ms: int
+    incarnation: str
+    op_timeout_ms: int
+    replied: Callable[[int, Reply[Any]], None]
+    failed: Callable[[int, bool], None]
+    weather: Weather = field(default_factory=Weather)
+
+    def __post_init__(self) -> None:
+        self.store = self.storage.connect()
+
+    def call(self, command: CallStore) -> None:
+        """Sends a request on its way, and plans what becomes of it."""
+        weather, rng = self.weather, self.rng
+        if weather.refused:
+            self.timeline.after(self._hop(), lambda: self.failed(command.call_id, False))
+        elif weather.silent or rng.random() < weather.lost:
+            self._give_up(command)
+        elif rng.random() < weather.done_late:
+            self._give_up(command)
+            self._execute(command, rng.randint(100, LATE_MAX))
+        elif rng.random() < weather.reply_lost:
+            self._give_up(command)
+            self._execute(command, self._hop())
+        else:
+            self._execute(command, self._hop(), self._reply)
+        if rng.random() < weather.doubled:
+            self._execute(command, rng.randint(1, LATE_MAX))
+
+    def _give_up(self, command: CallStore) -> None:
+        """The caller's time limit, or a reset connection, which shows sooner."""
+        reset = self.rng.random() < 0.3
+        wait = self.rng.randint(1, self.op_timeout_ms) if reset else self.op_timeout_ms
+        self.timeline.after(wait, lambda: self.failed(command.call_id, True))
+
+    def _execute(
+        self,
+        command: CallStore,
+        delay_ms: int,
+        then: Callable[[CallStore, Reply[Any], int], None] = lambda *_: None,
+    ) -> None:
+        boots = self.storage.clock.boots
+
+        def arrived() -> None:
+            if self.storage.boot_leases and self.storage.clock.boots != boots:
+                return  # it was on the machine that has booted anew
+            reply = self.storage.carry_out(self.store, command.method, command.arguments)
+            then(command, reply, delay_ms)
+
+        self.timeline.after(delay_ms, arrived)
+
+    def _reply(self, command: CallStore, reply: Reply[Any], spent_ms: int) -> None:
+        back = self._hop()
+        if self.rng.random() < self.weather.reply_late:
+            back = self.rng.randint(1, 2 * self.op_timeout_ms)
+        if command.method is Method.CLAIM and self.rng.random() < self.weather.unsure:
+            reply = replace(reply, answers=tuple(self._unsure(a) for a in reply.answers))
+        if spent_ms + back > self.op_timeout_ms:
+            left = self.op_timeout_ms - spent_ms
+            self.timeline.after(left, lambda: self.failed(command.call_id, True))
+        else:
+            self.timeline.after(back, lambda: self._arrives(command, reply))
+
+    def _unsure(self, answer: ClaimAnswer) -> ClaimAnswer:
+        return ClaimAnswer(ClaimOutcome.UNKNOWN) if self.rng.random() < 0.5 else answer
+
+    def _arrives(self, command: CallStore, reply: Reply[Any]) -> None:
+        if command.method is Method.CLAIM:
+            for claim, answer in zip(command.arguments[0], reply.answers, strict=True):
+                self._note_won(claim, answer)
+        self.replied(command.call_id, reply)
+
+    def _note_won(self, claim: Claim, answer: ClaimAnswer) -> None:
+        if answer.outcome is not ClaimOutcome.WON:
+            return
+        assert answer.run is not None
+        assert answer.run.run.current is not None
+        self.storage.record(
+            ClaimWon(
+                self.timeline.now,
+                claim.job,
+                claim.slot,
+                answer.run.run.attempt,
+                claim.token,
+                answer.run.run.current.fence,
+                self.incarnation,
+            )
+        )
+
+    def _hop(self) -> int:
+        return self.rng.randint(0, self.hop_ms)
+
+
+def op_timeout(heartbeat_ms: int) -> int:
+    """The shell's time limit for a call."""
+    return min(limits.OP_TIMEOUT, heartbeat_ms)

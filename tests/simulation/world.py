@@ -1,0 +1,193 @@
+"""A whole simulated cluster: hosts, the store, what goes wrong, and the history it leaves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from anarchon_server.core.policy import Job, read_schedule, resolve
+from tests.checker.check import Violation, check
+from tests.checker.events import (
+    ClockStepped,
+    Event,
+    HistoryEnded,
+    JobKnown,
+    LeasesEnded,
+    Note,
+    SlotDue,
+)
+from tests.simulation.host import SETTLES_MS, Host
+from tests.simulation.plan import Plan, SimJob, Work
+from tests.simulation.storage import Storage, Stretch
+from tests.simulation.timeline import SimClock, Timeline
+
+SLOTS_MOST = 20_000
+"""Of one stretch of a schedule; a clock that jumps ahead makes many slots due."""
+
+
+@dataclass
+class Mistakes:
+    """What a mutant client does wrong; the true one makes none."""
+
+    trusts_from_reply: bool = False
+
+    def trust_from(self, sent_at: int, answered_at: int) -> int:
+        """From when a client counts its trust."""
+        return answered_at if self.trusts_from_reply else sent_at
+
+
+@dataclass
+class World:
+    """One simulation: `run` lets it happen, `violations` judges it."""
+
+    plan: Plan
+    mistakes: Mistakes = field(default_factory=Mistakes)
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.rng = random.Random(plan.seed + 1)
+        self.timeline = Timeline()
+        self.events: list[Event] = []
+        self._numbers = 0
+        machine = SimClock(self.timeline)
+        self.storage = Storage(self.timeline, machine, plan.boot_leases, self.record, self._freed)
+        self.hosts = [
+            Host(self, n, self._host_clock(machine), self._rng()) for n in range(plan.hosts)
+        ]
+        for host in self.hosts:
+            self.timeline.at(self.rng.randint(0, 500), host.start)
+
+    def _host_clock(self, machine: SimClock) -> SimClock:
+        """The machine's own where all share it, else one that runs by itself."""
+        if self.plan.boot_leases:
+            return machine
+        booted_at = -self.rng.randint(0, 10**9)
+        return SimClock(self.timeline, booted_at, wrong_by_ms=self.rng.randint(-5_000, 5_000))
+
+    def _rng(self) -> random.Random:
+        return random.Random(self.rng.getrandbits(64))
+
+    # ── For those who take part ─────────────────────────────────────────────────────────────────
+
+    def record(self, event: Event) -> None:
+        """Adds to the history."""
+        self.events.append(event)
+
+    def note(self, text: str) -> None:
+        """Adds a remark to the history."""
+        self.record(Note(self.timeline.now, text))
+
+    def next_number(self) -> int:
+        """A number that was not used before."""
+        self._numbers += 1
+        return self._numbers
+
+    def job(self, name: str) -> SimJob:
+        """A job by its name."""
+        return next(job for job in self.plan.jobs if job.spec.name == name)
+
+    def work_of(self, name: str) -> Work:
+        """What the job's handlers do."""
+        return self.job(name).work
+
+    def set_store_clock(self, by_ms: int) -> None:
+        """Moves the store's wall clock: the machine's, where it has none of its own."""
+        clock = self.storage.clock
+        clock.set_wall(clock.wrong_by_ms + by_ms)
+        self.record(ClockStepped(self.timeline.now, by_ms))
+        for host in self.hosts:
+            host.disturb(0)
+
+    def reboot(self) -> None:
+        """The machine of all boots anew: no process survives, and no lease."""
+        for host in self.hosts:
+            host.kill_app(None, seen=False)
+            host.kill_sidecar(None)
+        self.storage.clock.reboot()
+        self.record(LeasesEnded(self.timeline.now))
+
+    def _freed(self) -> None:
+        """A run was freed, and the store tells those who listen."""
+        if not self.plan.notifies:
+            return
+        for host in self.hosts:
+            if host.sidecar is not None and not host.sidecar.weather.silent:
+                sidecar = host.sidecar
+                self.timeline.after(self.rng.randint(0, self.plan.hop_ms), sidecar.woken)
+
+    # ── The run ─────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Lets everything happen, then completes the history with the facts to judge it by."""
+        self.timeline.run_until(self.plan.end_at)
+        self.events[:0] = [*self._jobs_known(), *self._slots_due()]
+        self.record(HistoryEnded(self.timeline.now))
+
+    def violations(self) -> list[Violation]:
+        """What the history breaks."""
+        return check(self.events)
+
+    def _jobs_known(self) -> list[JobKnown]:
+        plan = self.plan
+        slack = 10 * plan.hop_ms + 50
+        heartbeat = max(job.heartbeat_ms for job in plan.jobs)
+        known = []
+        for sim_job in plan.jobs:
+            job = self._resolved(sim_job, 0)
+            witness = job.lease_ms + 2 * heartbeat
+            known.append(
+                JobKnown(
+                    at=0,
+                    job=job.name,
+                    overlap=job.overlap == "allow",
+                    max_attempts=job.max_attempts,
+                    margin_ms=job.margin_ms,
+                    takeover_ms=1_000 + slack,
+                    handover_ms=slack + (1_000 if plan.notifies else heartbeat * 11 // 10),
+                    witness_ms=2 * heartbeat if plan.boot_leases else witness,
+                    clock_error_ms=plan.clock_error_ms,
+                    timeout_ms=job.spec.timeout_ms or 0,
+                )
+            )
+        return known
+
+    def _resolved(self, job: SimJob, version: int) -> Job:
+        capabilities = self.storage.connect().capabilities
+        return resolve(
+            job.of_version(version), capabilities, job.lease_ms, self.storage.clock.wall_ms()
+        )
+
+    def _slots_due(self) -> list[SlotDue]:
+        due: list[SlotDue] = []
+        for sim_job in self.plan.jobs:
+            versions = {job.schedule_id: job for v in (1, 0) if (job := self._resolved(sim_job, v))}
+            stretches = [s for s in self.storage.stretches if s.job == sim_job.spec.name]
+            for stretch in stretches:
+                due += self._slots_of(stretch, versions[stretch.schedule_id], len(stretches) == 1)
+        return due
+
+    def _slots_of(self, stretch: Stretch, job: Job, exact: bool) -> list[SlotDue]:
+        clock, now = self.storage.clock, self.timeline.now
+        schedule = read_schedule(job.spec)
+        held = not stretch.ended and any(
+            host.sidecar is not None
+            and host.sidecar.registered.get(stretch.job) == stretch.schedule_id
+            for host in self.hosts
+        )
+        planned_by = now - SETTLES_MS
+        slots: list[SlotDue] = []
+        slot = schedule.next_after(stretch.since)
+        newest = max(clock.wall_ms(), stretch.settled)
+        while slot is not None and slot <= newest and len(slots) < SLOTS_MOST:
+            following = schedule.next_after(slot)
+            deadline = job.start_deadline(slot, following)
+            at = clock.first_showed(slot, stretch.begun_at)
+            missed_at = clock.first_showed(slot + deadline + 1, at)
+            required = slot <= stretch.settled or (held and missed_at <= planned_by)
+            slots.append(
+                SlotDue(
+                    at, stretch.job, stretch.schedule_id, slot, deadline, missed_at, required, exact
+                )
+            )
+            slot = following
+        return slots
