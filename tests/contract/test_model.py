@@ -1,0 +1,358 @@
+"""Any backend against the reference, over random acts of three instances (S1 to S28, I1 to I3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from anarchon_server.core.model import (
+    CancelReason,
+    Failure,
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    RunView,
+)
+from anarchon_server.core.store import Claim, Completion, PrunePolicy, Release, RunQuery
+from tests.contract.harness import (
+    BACKENDS,
+    DAY,
+    LEASE,
+    PERIOD,
+    SECOND,
+    T0,
+    Cluster,
+    Node,
+    definition,
+)
+from tests.contract.reference import Reference
+
+T = TypeVar("T")
+
+SLOTS = st.integers(-2, 1)
+NODES = st.integers(0, 2)
+PICK = st.integers(0, 10_000)
+LENGTHS = st.sampled_from([3 * SECOND, 12 * SECOND, LEASE])
+SCHEDULES = {"every:10s": PERIOD, "every:5s": 5 * SECOND}
+VERSIONS = {
+    "a": definition(window=20 * SECOND),
+    "b": definition(window=60 * SECOND, labels=(("v", "b"),)),
+    "c": definition(period=5 * SECOND, window=20 * SECOND),
+}
+OUTCOMES = {
+    ("returned", "x"): Outcome("x"),
+    ("returned", "y"): Outcome("y"),
+    ("raised", "E"): Outcome(failure=Failure("E", "m", "t")),
+    **{("stopped", reason.value): Outcome(stopped=reason) for reason in CancelReason},
+}
+
+
+def shown(seen: RunView) -> Any:
+    """A run in the words of the reference."""
+    run = seen.run
+    attempts = [
+        (a.token, a.fence, a.instance_id, a.incarnation, a.cause, a.state, a.reason)
+        for a in seen.attempts
+    ]
+    cancel = run.cancel.value if run.cancel else ""
+    return (
+        run.state,
+        run.reason,
+        run.freed,
+        cancel,
+        run.lost,
+        seen.lease_left_ms,
+        run.blocking_slot,
+        run.slots_covered,
+        attempts,
+    )
+
+
+class StoreAgainstReference(RuleBasedStateMachine):
+    """Every act is done to both; every answer and every row must be the same."""
+
+    backend = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        in_memory = Path("/dev/shm")
+        self.directory = TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None)
+        database = BACKENDS[self.backend](Path(self.directory.name))
+        self.cluster = Cluster(database)
+        self.nodes: list[Node] = [self.wait(self.cluster.node()) for _ in range(3)]
+        boot_leases = self.nodes[0].store.capabilities.boot_leases
+        clock = self.cluster.clock
+        self.reference = Reference(self.cluster.now, clock.boot, boot_leases=boot_leases)
+        self.asked: list[Claim] = []
+        self.finals: dict[int, Any] = {}
+
+    def teardown(self) -> None:
+        self.wait(self.cluster.stack.aclose())
+        self.runner.close()
+        self.directory.cleanup()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
+
+    def synchronise(self) -> None:
+        clock = self.cluster.clock
+        self.reference.now, self.reference.boot = self.cluster.now, clock.boot
+        if self.reference.boot_leases:
+            self.reference.boot_id = clock.boot_id
+
+    def pick(self, number: int) -> tuple[int, str] | None:
+        """A slot and one of its tokens, the newest more often than not."""
+        rows = sorted(slot for slot, row in self.reference.rows.items() if row.attempts)
+        if not rows:
+            return None
+        slot = rows[-1 - number % min(len(rows), 3)]
+        attempts = self.reference.rows[slot].attempts
+        age = number // 7 % 3 and number // 29 % len(attempts)
+        return slot, attempts[-1 - age].token
+
+    @initialize()
+    def begin(self) -> None:
+        for number in range(3):
+            self.register(number, ["a"])
+
+    # Time
+
+    @rule(
+        ms=st.sampled_from([1, 400, SECOND, 2_900, 5 * SECOND, 5_001, PERIOD, 12 * SECOND, LEASE])
+    )
+    def time_passes(self, ms: int) -> None:
+        self.cluster.advance(ms)
+        self.synchronise()
+
+    @rule(seconds=st.sampled_from([-3_600, -7, -1, 1, 7, 3_600]))
+    def the_wall_clock_is_set(self, seconds: int) -> None:
+        self.cluster.step(seconds * SECOND)
+        self.synchronise()
+
+    @rule()
+    def the_machine_starts_anew(self) -> None:
+        if self.reference.boot_leases:
+            self.cluster.reboot()
+            self.synchronise()
+
+    # Claims
+
+    @rule(
+        node=NODES,
+        offset=SLOTS,
+        schedule=st.sampled_from(list(SCHEDULES)),
+        chained=st.booleans(),
+        may_run=st.sampled_from([True, True, True, False]),
+        overlap=st.sampled_from([OverlapPolicy.SKIP, OverlapPolicy.SKIP, OverlapPolicy.ALLOW]),
+        deadline=st.sampled_from([PERIOD, 30 * SECOND]),
+        lease=LENGTHS,
+        most=st.integers(1, 3),
+        vouched=st.booleans(),
+    )
+    def claims_a_slot(
+        self,
+        node: int,
+        offset: int,
+        schedule: str,
+        chained: bool,
+        may_run: bool,
+        overlap: OverlapPolicy,
+        deadline: int,
+        lease: int,
+        most: int,
+        vouched: bool,
+    ) -> None:
+        period = SCHEDULES[schedule]
+        slot = (self.cluster.now // period + offset) * period
+        claim = self.nodes[node].wish(
+            slot,
+            schedule_id=schedule,
+            previous_slot=slot - period if chained else None,
+            may_run=may_run,
+            overlap=overlap,
+            start_deadline_ms=deadline,
+            lease_ms=lease,
+            max_attempts=most,
+            window_ms=1_000 * DAY,
+            vouched=vouched,
+        )
+        self.ask(node, claim)
+
+    def ask(self, node: int, claim: Claim) -> None:
+        self.asked.append(claim)
+        answer = self.wait(self.nodes[node].ask(claim))
+        assert answer.outcome == self.reference.claim(claim), claim
+        assert self.wait(self.nodes[node].store.claim([])).fences == {}
+
+    @rule(node=NODES, number=PICK, again=st.booleans())
+    def a_claim_is_repeated(self, node: int, number: int, again: bool) -> None:
+        """By a lost reply or a slow network: a recent claim, as it was or as of now."""
+        if self.asked:
+            claim = self.asked[-1 - number % min(len(self.asked), 6)]
+            self.ask(node, replace(claim, expected_at=self.cluster.now) if again else claim)
+
+    @rule(
+        node=NODES,
+        number=PICK,
+        right=st.sampled_from([True, True, True, False]),
+        may_run=st.sampled_from([True, True, False]),
+        vouched=st.sampled_from([True, True, False]),
+        off=st.sampled_from([0, 0, 0, -600, 600, 4 * SECOND, -4 * SECOND]),
+        lease=LENGTHS,
+        most=st.integers(1, 3),
+    )
+    def takes_over(
+        self,
+        node: int,
+        number: int,
+        right: bool,
+        may_run: bool,
+        vouched: bool,
+        off: int,
+        lease: int,
+        most: int,
+    ) -> None:
+        picked = self.pick(number)
+        if picked is None:
+            return
+        slot, token = picked
+        claim = self.nodes[node].wish(
+            slot,
+            seen_attempt=len(self.reference.rows[slot].attempts) - (not right),
+            seen_token=token,
+            may_run=may_run,
+            vouched=vouched,
+            expected_at=self.cluster.now + off,
+            lease_ms=lease,
+            max_attempts=most,
+            window_ms=1_000 * DAY,
+        )
+        self.ask(node, claim)
+
+    # Tokens
+
+    @rule(
+        node=NODES,
+        number=PICK,
+        adopt=st.booleans(),
+        starts=st.booleans(),
+        lease=LENGTHS,
+        cancel=st.sampled_from([None, None, None, None, "timeout", "requested", "superseded"]),
+    )
+    def renews(
+        self, node: int, number: int, adopt: bool, starts: bool, lease: int, cancel: str | None
+    ) -> None:
+        slot, token = self.pick(number) or (T0, "none")
+        seen = self.wait(self.nodes[node].run(slot))
+        if seen is None or seen.run.current is None:
+            return
+        renewal = self.nodes[node].renewal(
+            seen,
+            token=token,
+            adopt=adopt,
+            lease_ms=lease,
+            started_at=self.cluster.now if starts else None,
+            cancel=CancelReason(cancel) if cancel else None,
+        )
+        answer = self.wait(self.nodes[node].beat(renewals=(renewal,)))
+        assert answer.renewals[0].outcome == self.reference.renew(renewal), renewal
+        self.reference.holders[renewal.incarnation].seen_at = self.cluster.now
+
+    @rule(node=NODES, number=PICK, told=st.sampled_from(list(OUTCOMES)))
+    def completes(self, node: int, number: int, told: tuple[str, str]) -> None:
+        slot, token = self.pick(number) or (T0, "none")
+        completion = Completion("job", slot, token, OUTCOMES[told])
+        (answer,) = self.wait(self.nodes[node].store.complete([completion])).answers
+        assert answer.outcome == self.reference.complete(slot, token, *told), completion
+
+    @rule(
+        node=NODES,
+        number=PICK,
+        reason=st.sampled_from([Reason.HANDED_OVER, Reason.RUNNER_LOST, Reason.NOT_ACCEPTED]),
+    )
+    def releases(self, node: int, number: int, reason: str) -> None:
+        slot, token = self.pick(number) or (T0, "none")
+        release = Release("job", slot, token, self.nodes[node].instance.incarnation, reason)
+        (answer,) = self.wait(self.nodes[node].store.release([release])).answers
+        assert answer.outcome == self.reference.release(release), release
+
+    # Settling, definitions, pruning
+
+    @rule(
+        node=NODES,
+        schedule=st.sampled_from(list(SCHEDULES)),
+        stale=st.sampled_from([0, 0, 0, 1]),
+        deadline=st.sampled_from([PERIOD, 30 * SECOND]),
+    )
+    def plans(self, node: int, schedule: str, stale: int, deadline: int) -> None:
+        period = SCHEDULES[schedule]
+        settled = self.reference.settled.get(schedule, T0) - stale
+        first = (settled // period + 1) * period
+        last = min(self.cluster.now, first + 50 * period)
+        slots = list(range(first, last + 1, period))
+        answer = self.wait(
+            self.nodes[node].plan(slots, settled=settled, deadline=deadline, schedule=schedule)
+        )
+        expected = self.reference.plan(schedule, settled, slots, deadline)
+        assert (answer.done, answer.settled) == expected
+
+    @rule(
+        node=NODES, versions=st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True)
+    )
+    def register(self, node: int, versions: list[str]) -> None:
+        answers = self.wait(self.nodes[node].register(*(VERSIONS[v] for v in versions)))
+        wanted = {v: (VERSIONS[v].schedule_id, VERSIONS[v].window_ms) for v in versions}
+        instance = self.nodes[node].instance
+        expected = self.reference.register(instance.incarnation, instance.lease_ms, wanted)
+        assert [(a.current, a.settled) for a in answers] == expected
+
+    @rule(most=st.integers(0, 4))
+    def prunes(self, most: int) -> None:
+        policy = PrunePolicy(10_000 * DAY, most)
+        (gone,) = self.wait(self.nodes[0].store.prune(policy)).answers
+        assert gone == self.reference.prune(most)
+        self.finals = {slot: f for slot, f in self.finals.items() if slot in self.reference.rows}
+
+    @invariant()
+    def every_row_shows_as_it_must(self) -> None:
+        reply = self.wait(self.nodes[0].store.runs(RunQuery(job="job", limit=500)))
+        rows = {seen.run.slot: shown(seen) for seen in reversed(reply.answers)}
+        assert rows == self.reference.shown()
+        if reply.answers:
+            assert reply.fences == {"job": self.reference.fence}
+        for seen in reply.answers:
+            assert [a.attempt for a in seen.attempts] == list(range(1, seen.run.attempt + 1)), "I2"
+            if seen.run.state.final:
+                final = self.finals.setdefault(seen.run.slot, (seen.run, seen.attempts))
+                assert final == (seen.run, seen.attempts), "I3"
+
+
+@pytest.mark.timeout(180)
+def test_the_store_answers_as_the_rules_say(backend: str) -> None:
+    machine = type(f"Against_{backend}", (StoreAgainstReference,), {"backend": backend})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
