@@ -131,10 +131,10 @@ class Cron:
         Two instances whose texts are equal have equal slots then, whatever the versions of their
         time zone databases.
         """
-        offsets = [f"{self._zone.offset_s(from_ms // 1000):+}"]
-        for change in self.clock_changes(from_ms, until_ms):
-            offsets.append(f"{change.after_s:+} from {change.at_ms}")
-        return f"{self.time_zone} {', '.join(offsets)}"
+        changes = self.clock_changes(from_ms, until_ms)
+        offsets = [f"{change.after_s:+} from {change.at_ms}" for change in changes]
+        first = f"{self._zone.offset_s(from_ms // 1000):+}"
+        return f"{self.time_zone} {', '.join([first, *offsets])}"
 
     @property
     def description(self) -> str:
