@@ -13,8 +13,8 @@ def test_s15_trust_is_counted_from_the_sending_and_ends_a_sixth_before_the_lease
 
 
 def test_s1_the_stores_time_is_judged_at_the_middle_of_a_request() -> None:
+    assert not StoreTime().known
     time = StoreTime()
-    assert not time.known
     assert time.sample(100, 200, store_at=5_150) is False
     assert time.known
     assert time.at(1_000) == 6_000

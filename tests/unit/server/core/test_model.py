@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,8 @@ def test_s28_two_instances_hold_one_definition_exactly_if_their_specs_are_equal(
 
     assert identity(BARE) == identity(JobSpec("sync", EverySchedule(10_000, 2_500)))
     for field in ("jitter_ms", "timeout_ms", "max_attempts", "concurrency", "lease_ms"):
-        assert identity(dataclasses.replace(BARE, **{field: 3_600})) != identity(BARE), field
+        changes: dict[str, Any] = {field: 3_600}
+        assert identity(dataclasses.replace(BARE, **changes)) != identity(BARE), field
     assert len(identity(FULL)) == 32
 
 
