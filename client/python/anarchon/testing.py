@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Container
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container
 from dataclasses import dataclass, field
-from typing import Literal, cast, overload
+from typing import Literal, TypeVar, cast, overload
 
 from anarchon._client import Waiter
 from anarchon._context import AttemptContext, BootClock, Context, Orders, SyncContext, Trust
@@ -28,6 +29,7 @@ from anarchon.v1 import run_pb2, session_pb2
 
 _SLOT = 1_791_633_610_000  # 2026-10-10T12:00:10Z
 _FOR_EVER_MS = 1 << 62
+_M = TypeVar("_M")
 
 
 # ── One handler ─────────────────────────────────────────────────────────────────────────────────
@@ -211,6 +213,8 @@ class FakeSidecar:
         self._events: asyncio.Queue[session_pb2.SubscribeResponse | SidecarError] | None = None
         self._knows_session = False
         self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[Callable[[], object], concurrent.futures.Future[None]]] = []
 
     # ── Strings to pull ─────────────────────────────────────────────────────────────────────────
 
@@ -287,13 +291,23 @@ class FakeSidecar:
         """Answer every Subscribe with `error` from now on; `None`: no more."""
         self._refusal = error
 
+    def wait_for(self, condition: Callable[[], object]) -> Waiter[None]:
+        """Done once `condition` holds; it is looked at whenever the client has called."""
+        waiting: concurrent.futures.Future[None] = concurrent.futures.Future()
+        with self._lock:
+            if condition():
+                waiting.set_result(None)
+            else:
+                self._waiting.append((condition, waiting))
+        return Waiter(waiting, "what the test waits for")
+
     # ── What a client calls ─────────────────────────────────────────────────────────────────────
 
     async def subscribe(
         self, request: session_pb2.SubscribeRequest
     ) -> AsyncGenerator[session_pb2.SubscribeResponse, None]:
         """Be a transport: open the stream."""
-        self.subscribes.append(request)
+        self._called(self.subscribes, request)
         self._check_away()
         if self._refusal is not None:
             raise self._refusal
@@ -322,7 +336,7 @@ class FakeSidecar:
         self, request: session_pb2.KeepAliveRequest, timeout_s: float
     ) -> session_pb2.KeepAliveResponse:
         """Be a transport: answer a keep-alive."""
-        self.keep_alives.append(request)
+        self._called(self.keep_alives, request)
         self._check_away()
         if self.is_silent:
             await asyncio.sleep(timeout_s)
@@ -344,7 +358,7 @@ class FakeSidecar:
     ) -> session_pb2.CompleteResponse:
         """Be a transport: take results."""
         self._check_away()
-        self.results.extend(request.results)
+        self._called(self.results, *request.results)
         if self.receipt == session_pb2.RECEIPT_STATUS_RECORDED:
             for result in request.results:
                 run = self._runs.get(result.token)
@@ -360,7 +374,7 @@ class FakeSidecar:
     ) -> session_pb2.CloseSessionResponse:
         """Be a transport: end the session."""
         self._check_away()
-        self.closes.append(request)
+        self._called(self.closes, request)
         self._knows_session = False
         return session_pb2.CloseSessionResponse()
 
@@ -373,6 +387,14 @@ class FakeSidecar:
         if self._events is None or self._loop is None:
             raise RuntimeError("no client is subscribed: wait for its subscription to be ready()")
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def _called(self, kept: list[_M], *messages: _M) -> None:
+        with self._lock:
+            kept.extend(messages)
+            done = [pair for pair in self._waiting if pair[0]()]
+            self._waiting = [pair for pair in self._waiting if pair not in done]
+        for _, waiting in done:
+            waiting.set_result(None)
 
     def _check_away(self) -> None:
         if self.is_away:
