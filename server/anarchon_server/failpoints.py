@@ -22,6 +22,10 @@ class FailpointError(Exception):
     """Raised at a failpoint that is armed with `error`."""
 
 
+class UnknownActionError(ValueError):
+    """A failpoint is to be armed with something that there is not."""
+
+
 async def reached(name: str) -> None:
     """Say that the point `name` is reached; do what it is armed with, if it is."""
     if _armed and (action := _armed.get(name)):
@@ -41,12 +45,13 @@ def arm(name: str, action: Action) -> Iterator[None]:
 def arm_from(text: str) -> None:
     """Arm for the life of the process what `text`, as in the module's docstring, asks for.
 
-    The actions are `kill` (SIGKILL to itself), `stop` (SIGSTOP) and `error`. Raises `ValueError`.
+    The actions are `kill` (SIGKILL to itself), `stop` (SIGSTOP) and `error`. Raises
+    `UnknownActionError`.
     """
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, action = item.partition("=")
         if action not in _ACTIONS:
-            raise ValueError(
+            raise UnknownActionError(
                 f"{ENVIRONMENT}: {item!r}: write NAME=ACTION with one of {', '.join(_ACTIONS)}"
             )
         _armed[name] = _ACTIONS[action]

@@ -52,18 +52,18 @@ def version() -> str:
 def run(config: Config) -> int:
     """Run a sidecar until it is told to stop; return the exit status."""
     logs.set_up(config.log_format, config.log_level, config.store.parts)
-    if armed := os.environ.get(failpoints.ENVIRONMENT):
-        failpoints.arm_from(armed)
-        _log.warning("failpoints_armed", extra={"fields": {"failpoints": armed}})
-    return asyncio.run(_run(config))
+    try:
+        if armed := os.environ.get(failpoints.ENVIRONMENT):
+            failpoints.arm_from(armed)
+            _log.warning("failpoints_armed", extra={"fields": {"failpoints": armed}})
+        return asyncio.run(_run(config))
+    except (AnarchonError, failpoints.UnknownActionError) as error:
+        _log.error("refused", extra={"fields": {"error": str(error)}})
+        return REFUSED
 
 
 async def _run(config: Config) -> int:
-    try:
-        return await Sidecar(config).run()
-    except AnarchonError as error:
-        _log.error("refused", extra={"fields": {"error": str(error)}})
-        return REFUSED
+    return await Sidecar(config).run()
 
 
 class Sidecar:

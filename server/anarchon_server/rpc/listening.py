@@ -47,10 +47,12 @@ class Place:
     def bind(self, add_port: Callable[[str], int]) -> Address:
         """Have gRPC bind; return the address bound, its port known."""
         with self._released_on_error(), _only_for_owner_and_group():
+            if self.address.path is None:
+                _try(self.address)
             try:
                 port = add_port(str(self.address))
             except RuntimeError as error:
-                raise ListenError(_why_not(self.address)) from error
+                raise ListenError(f"cannot listen on {self.address}: {error}") from error
         if self.address.path is None:
             return Address(self.address.host, port)
         self._inode = self.address.path.stat().st_ino
@@ -154,17 +156,25 @@ def _only_for_owner_and_group() -> Iterator[None]:
         os.umask(before)
 
 
-def _why_not(address: Address) -> str:
-    """Try what gRPC could not do, since it does not say why."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with contextlib.closing(socket.socket(family)) as probe:
-        try:
-            probe.bind((address.host, address.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return _in_use(address)
-            return f"cannot listen on {address}: {error.strerror}"
-    return f"cannot listen on {address}"
+def _try(address: Address) -> None:
+    """Bind and let go, because gRPC does not say why it could not."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
+    missing = []
+    for family, *_, place in found:
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(place)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise ListenError(_in_use(address)) from None
+                missing.append(error.strerror)
+    # Of the addresses of a name some may not be there: ::1 where IPv6 is off.
+    if len(missing) == len(found):
+        raise ListenError(f"cannot listen on {address}: {missing[0]}")
 
 
 def _in_use(address: Address) -> str:

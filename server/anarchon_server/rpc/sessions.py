@@ -155,7 +155,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._calls.leave(stream)
             ended.cancel()
             writer.cancel()
-        if stream.error is not None and writer.done():
+        if stream.error is not None:
             await refuse(context, stream.error)
 
     async def KeepAlive(

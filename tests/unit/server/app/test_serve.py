@@ -1,0 +1,206 @@
+"""`anarchon serve` as a process: one clear line at start, one clear line where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from anarchon_server.app import REFUSED
+
+WAIT_S = 20
+
+
+class Process:
+    """A sidecar process whose log lines can be waited for."""
+
+    def __init__(self, *flags: str, environ: Mapping[str, str], directory: Path) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("ANARCHON_")}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "anarchon_server", "serve", *flags],
+            env=clean | {"HOME": str(directory), "XDG_STATE_HOME": ""} | dict(environ),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._queue: Queue[str | None] = Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def line_with(self, text: str) -> str:
+        """The next line that has this text."""
+        while (line := self._queue.get(timeout=WAIT_S)) is not None:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"no line with {text!r} in {self.lines}")
+
+    def ended(self) -> int:
+        """The exit status; `lines` has all of the output."""
+        status = self.popen.wait(timeout=WAIT_S)
+        while (line := self._queue.get(timeout=WAIT_S)) is not None:
+            self.lines.append(line)
+        return status
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait(timeout=WAIT_S)
+        self._reader.join(timeout=WAIT_S)
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+Serve = Callable[..., Process]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    started: list[Process] = []
+
+    def start(*flags: str, **environ: str) -> Process:
+        started.append(Process(*flags, environ=environ, directory=tmp_path))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def test_one_line_says_what_is_served_and_from_where(serve: Serve, tmp_path: Path) -> None:
+    sidecar = serve("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--instance-id", "a:1")
+    line = sidecar.line_with("serving")
+    store = tmp_path / ".local" / "state" / "anarchon" / "anarchon.db"
+    assert re.search(
+        r"INFO +serving version=\S+ instance_id=a:1 namespace=default "
+        rf"store={re.escape(str(store))} listen=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+$",
+        line,
+    )
+    assert store.parent.stat().st_mode & 0o777 == 0o700
+    sidecar.line_with("ready")
+    sidecar.popen.send_signal(signal.SIGTERM)
+    assert sidecar.ended() == 0
+    assert any("stopped" in line for line in sidecar.lines)
+
+
+def test_readiness_is_said_once_and_probes_show_it(serve: Serve) -> None:
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    line = sidecar.line_with("serving")
+    sidecar.line_with("ready")
+    http = re.search(r"http=127\.0\.0\.1:(\d+)", line)
+    assert http is not None
+    with socket.create_connection(("127.0.0.1", int(http[1])), timeout=WAIT_S) as probe:
+        probe.sendall(b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert probe.recv(1_000).startswith(b"HTTP/1.1 200")
+    sidecar.popen.send_signal(signal.SIGINT)
+    assert sidecar.ended() == 0
+    assert sum(" ready" in line for line in sidecar.lines) == 1
+
+
+def test_logs_can_be_json(serve: Serve) -> None:
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--log-format", "json")
+    line = json.loads(sidecar.line_with("serving"))
+    assert (line["event"], line["store"]) == ("serving", "memory:")
+
+
+def test_s32_the_environment_and_a_file_set_it_up_as_well(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "anarchon.toml"
+    file.write_text('namespace = "shop"\nlisten = "127.0.0.1:0"\n')
+    sidecar = serve(ANARCHON_CONFIG=str(file), ANARCHON_STORE="sqlite:rel.db")
+    line = sidecar.line_with("serving")
+    assert "namespace=shop" in line
+    assert (tmp_path / "rel.db").exists()
+
+
+# ── Refusals: one line, exit status 2 ───────────────────────────────────────────────────────────
+
+
+def refusal(sidecar: Process) -> str:
+    assert sidecar.ended() == REFUSED
+    (line,) = sidecar.lines
+    return line
+
+
+def test_an_unknown_store_is_refused(serve: Serve) -> None:
+    line = refusal(serve("--store", "mongo://u:hunter2@h/db"))
+    assert "known ones: memory:, sqlite:" in line
+    assert "hunter2" not in line
+
+
+def test_a_store_that_is_not_there_yet_is_refused(serve: Serve) -> None:
+    line = refusal(serve(ANARCHON_STORE="postgresql://u:hunter2@h/db"))
+    assert "no backend for postgresql: yet" in line
+    assert "hunter2" not in line
+
+
+def test_a_store_that_cannot_be_opened_is_refused(serve: Serve, tmp_path: Path) -> None:
+    line = refusal(serve("--store", f"sqlite://{tmp_path}/none/anarchon.db"))
+    assert str(tmp_path / "none") in line
+
+
+def test_a_directory_that_cannot_be_made_is_refused(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = refusal(serve(XDG_STATE_HOME=str(tmp_path / "file")))
+    assert "cannot be created: Not a directory: choose another store with --store" in line
+
+
+def test_a_port_in_use_is_refused(serve: Serve) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = refusal(serve("--store", "memory:", "--listen", address))
+        assert f"{address} is in use by another process" in line
+        probes = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--http", address)
+        assert "choose another address with --http" in refusal(probes)
+
+
+def test_a_bad_setting_is_refused_with_what_would_be_right(serve: Serve) -> None:
+    line = refusal(serve("--lease", "2s"))
+    assert line == "anarchon serve: lease is '2s': 3s to 1h (flag --lease)"
+
+
+def test_other_machines_are_not_served_without_tls_and_a_token(serve: Serve) -> None:
+    assert "set tls_certificate and tls_key and token_file" in refusal(
+        serve("--listen", "0.0.0.0:0")
+    )
+
+
+def test_a_token_file_that_is_missing_is_refused(serve: Serve, tmp_path: Path) -> None:
+    file = str(tmp_path / "none")
+    line = refusal(serve("--store", "memory:", "--listen", "127.0.0.1:0", "--token-file", file))
+    assert "none: No such file or directory" in line
+
+
+def test_a_bad_failpoint_is_refused(serve: Serve) -> None:
+    flags = ("--store", "memory:", "--listen", "127.0.0.1:0")
+    assert "NAME=ACTION" in refusal(serve(*flags, ANARCHON_FAILPOINTS="x"))
+
+
+# ── Failpoints ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_process_dies_at_the_failpoint_that_a_test_armed(serve: Serve) -> None:
+    flags = ("--store", "memory:", "--listen", "127.0.0.1:0")
+    sidecar = serve(*flags, ANARCHON_FAILPOINTS="store.beat.before=kill")
+    assert sidecar.ended() == -signal.SIGKILL
+    assert "failpoints_armed" in sidecar.lines[0]
