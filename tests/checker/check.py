@@ -388,6 +388,8 @@ def _missed_needlessly(history: _History) -> Iterable[Violation]:
         rows = history.saved.get(key)
         if due.missed_at > history.end_at or (rows and rows[-1].reason != "missed"):
             continue
+        if due.missed_at - due.at < due.deadline_ms:
+            continue  # the store's clock was set forward meanwhile
         able = history.able.throughout(due.job, due.at, due.missed_at, due.schedule_id)
         if able is not None:
             yield Violation("F3", due.missed_at, *key, f"missed, though {able} could have run it")

@@ -46,6 +46,7 @@ class App:
         self.dead = False
         self.frozen = False
         self.stalled_until = 0
+        self._comes_at = self._goes_at = 0
         self.answers_lost_until = 0
         self._timeline = world.timeline
         self._queue: deque[Action] = deque()
@@ -121,13 +122,15 @@ class App:
             delay += self.rng.randint(0, 1_500)
         return delay
 
-    def arrival(self) -> int:
-        """When a message sent now arrives."""
-        return self._timeline.now + self.hop()
+    def comes(self, action: Action) -> None:
+        """A message comes from the sidecar. They share one connection: none overtakes another."""
+        self._comes_at = max(self._timeline.now + self.hop(), self._comes_at)
+        self.do_at(self._comes_at, action)
 
-    def after_hop(self, action: Action) -> None:
-        """Something comes to this process."""
-        self.do_at(self.arrival(), action)
+    def goes(self, action: Action) -> None:
+        """A message goes to the sidecar, likewise."""
+        self._goes_at = max(self._timeline.now + self.hop(), self._goes_at)
+        self._timeline.at(self._goes_at, action)
 
     def after(self, delay_ms: int, action: Action) -> None:
         """A timer of this process."""
@@ -263,11 +266,11 @@ class SimClient:
 
         def arrived() -> None:
             if sidecar.dead:
-                self.app.after_hop(lambda: self.stream_ended(stream, None))
+                self.app.comes(lambda: self.stream_ended(stream, None))
             else:
                 sidecar.subscribe(self, event)
 
-        world.timeline.at(self.app.arrival(), arrived)
+        self.app.goes(arrived)
 
     def _reopen(self) -> None:
         """Subscribes again after a pause."""
@@ -578,16 +581,16 @@ class SimClient:
 
         self.app.after(timeout_ms, lambda: once_refused(None))
         if sidecar is None:
-            self.app.after_hop(lambda: once_refused(None))
+            self.app.comes(lambda: once_refused(None))
             return
 
         def arrived() -> None:
             if sidecar.dead:
-                self.app.after_hop(lambda: once_refused(None))
+                self.app.comes(lambda: once_refused(None))
             else:
                 sidecar.ask(self, event, once_answered, once_refused)
 
-        world.timeline.at(self.app.arrival(), arrived)
+        self.app.goes(arrived)
 
     def _backoff(self, failures: int) -> int:
         longest = min(BACKOFF_FIRST_MS << min(failures, 10), BACKOFF_MAX_MS)

@@ -183,7 +183,9 @@ def store_clock(world: World, host: Host, rng: random.Random) -> None:
     by_ms = rng.choice((small, rng.randint(-9_000, 9_000), 40_000, -40_000, 3_600_000, -3_600_000))
     world.set_store_clock(by_ms)
     if abs(by_ms) > 20_000:
-        world.timeline.after(rng.randint(200, 8_000), lambda: world.set_store_clock(-by_ms))
+        calm_in = world.plan.calm_at - world.timeline.now
+        mended_in = min(rng.randint(200, 8_000), calm_in)
+        world.timeline.after(mended_in, lambda: world.set_store_clock(-by_ms))
 
 
 FAULTS: dict[str, Fault] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from anarchon_server.core import messages as m
 from anarchon_server.core.engine import Engine
-from anarchon_server.core.errors import AnarchonError, RefusedError
+from anarchon_server.core.errors import AnarchonError
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import Reply
 from tests.simulation.storage import Link, Weather
@@ -43,7 +43,6 @@ class Sidecar:
         self._rng = rng
         self._queue: deque[Action] = deque()
         self._streams: dict[int, SimClient] = {}
-        self._arrivals: dict[int, int] = {}
         self._requests: dict[int, tuple[SimClient, Answered, Refused]] = {}
         self._watched: set[str] = set()
         self._ticks: set[int] = set()
@@ -92,9 +91,9 @@ class Sidecar:
         self.dead = True
         self._queue.clear()
         for stream_id, client in self._streams.items():
-            client.app.after_hop(lambda c=client, s=stream_id: c.stream_ended(s, None))
+            client.app.comes(lambda c=client, s=stream_id: c.stream_ended(s, None))
         for client, _, refused in self._requests.values():
-            client.app.after_hop(lambda r=refused: r(None))
+            client.app.comes(lambda r=refused: r(None))
         self._streams.clear()
         self._requests.clear()
 
@@ -158,7 +157,7 @@ class Sidecar:
         for stream_id, owner in list(self._streams.items()):
             if owner is client:
                 del self._streams[stream_id]
-                client.app.after_hop(lambda s=stream_id: client.stream_ended(s, None))
+                client.app.comes(lambda s=stream_id: client.stream_ended(s, None))
                 self.feed(m.StreamEnded(client.session_id, stream_id))
 
     def woken(self) -> None:
@@ -236,20 +235,16 @@ class Sidecar:
     def _send(
         self, stream_id: int, event: m.Attached | m.Assigned | m.Cancelled | m.Draining
     ) -> None:
-        """Events of one stream arrive in their order."""
         client = self._streams.get(stream_id)
         if client is None:
             return
-        arrival = max(client.app.arrival(), self._arrivals.get(stream_id, 0))
-        self._arrivals[stream_id] = arrival
-        client.app.do_at(arrival, lambda: client.event_came(stream_id, event))
+        client.app.comes(lambda: client.event_came(stream_id, event))
 
     def _end_stream(self, command: m.EndStream) -> None:
         client = self._streams.pop(command.stream_id, None)
         if client is not None:
-            arrival = max(client.app.arrival(), self._arrivals.get(command.stream_id, 0))
             error = command.error
-            client.app.do_at(arrival, lambda: client.stream_ended(command.stream_id, error))
+            client.app.comes(lambda: client.stream_ended(command.stream_id, error))
 
     def _answer(self, command: m.Answer) -> None:
         client, answered, refused = self._requests.pop(command.request_id)
@@ -257,11 +252,6 @@ class Sidecar:
         if client.app.answers_are_lost:
             return
         if isinstance(answer, AnarchonError):
-            client.app.after_hop(lambda: refused(answer))
+            client.app.comes(lambda: refused(answer))
         else:
-            client.app.after_hop(lambda: answered(answer))
-
-
-def is_replaced(error: AnarchonError | None) -> bool:
-    """Whether a stream ended because the session has another one."""
-    return isinstance(error, RefusedError) and error.reason == "SESSION_REPLACED"
+            client.app.comes(lambda: answered(answer))
