@@ -99,7 +99,7 @@ class SqliteStore:
 
     async def _connect(self, connector: Callable[[], sqlite3.Connection]) -> Connection:
         connection = Connection(connector)
-        _ = await connection
+        await connection.opened()
         self._connections.append(connection)
         return connection
 

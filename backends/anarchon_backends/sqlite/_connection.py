@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -23,6 +24,16 @@ class Connection(aiosqlite.Connection):
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
         super().__init__(connector, iter_chunk_size=64)
         self._thread.daemon = True
+
+    async def opened(self) -> None:
+        """Connects. Where that fails the thread has ended before the error is raised: aiosqlite does
+        not wait for it, and it would speak to an event loop that may be closed by then.
+        """
+        try:
+            _ = await self
+        except BaseException:
+            await asyncio.to_thread(self._thread.join)
+            raise
 
     async def run(self, call: Call[_T]) -> _T:
         try:
