@@ -5,6 +5,7 @@ there, and says what to install, where only the client is.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -32,7 +33,8 @@ _OURS = ("anarchon_server", "anarchon_backends", "anarchon")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = next((a for a in arguments if not a.startswith("-")), "")
+    # The builtin `next` is hidden here once the subcommand of that name is imported.
+    command = ([a for a in arguments if not a.startswith("-")] or [""])[0]
     try:
         module = _module_of(command)
         parser = _parser(command, module)
@@ -46,8 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has had enough, as in `anarchon runs | head`. What is left has nowhere to go.
-        sys.stderr.close()
+        # The reader has had enough, as in `anarchon runs | head`. What is left goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
         return 0
     return status
 

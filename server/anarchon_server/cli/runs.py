@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
+import threading
 from collections.abc import Iterator
 
 import grpc
@@ -97,7 +97,11 @@ def _watch(
         while len(seen) > 2 * _WATCHED_MAX:
             del seen[next(iter(seen))]
         limit = _WATCHED_MAX
-        time.sleep(WATCH_EVERY_S)
+        _pause(WATCH_EVERY_S)
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 def _show_change(args: argparse.Namespace, found: run_pb2.Run) -> None:

@@ -1,0 +1,282 @@
+"""The admin commands against a running sidecar: tables for people, JSON for programs, and one line
+where something is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anarchon.v1 import admin_pb2, run_pb2, session_pb2
+from anarchon_server import cli
+from anarchon_server.cli import _admin, runs
+from tests.unit.server.sidecars import (
+    Sidecar,
+    every,
+    start_sidecar,
+    stop_sidecar,
+    subscribe_request,
+)
+
+Command = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
+
+
+@pytest.fixture
+def command(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command against the sidecar; its status, output and errors."""
+
+    async def run(name: str, *flags: str) -> tuple[int, str, str]:
+        arguments = [name, "--address", sidecar.address, *flags]
+        status = await asyncio.to_thread(cli.main, arguments)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+async def history(sidecar: Sidecar) -> session_pb2.Assignment:
+    """One run of `fast` that has failed."""
+    request = subscribe_request(every("fast", 100), every("slow", 3_600_000))
+    stream = sidecar.sessions.Subscribe(request)
+    await stream.read()
+    await sidecar.sessions.KeepAlive(session_pb2.KeepAliveRequest(session_id=request.session_id))
+    assignment: session_pb2.Assignment = (await stream.read()).runs.assignments[0]
+    failure = run_pb2.Failure(type="ValueError", message="no\x1b[31m", stack_trace="line 1")
+    result = session_pb2.Result(token=assignment.token, outcome=run_pb2.Outcome(failure=failure))
+    await sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[result]))
+    await sidecar.sessions.KeepAlive(
+        session_pb2.KeepAliveRequest(session_id=request.session_id, draining=True)
+    )
+    return assignment
+
+
+def objects(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+# ── Runs ────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_runs_are_objects_in_the_protocols_words(
+    command: Command, history: session_pb2.Assignment
+) -> None:
+    status, out, _ = await command("runs", "--job", "fast", "--state", "failed", "--json")
+    assert status == 0
+    (found,) = objects(out)
+    assert (found["job"], found["slot"]) == ("fast", history.slot)
+    assert (found["trigger"], found["state"], found["reason"]) == ("schedule", "failed", "")
+    (attempt,) = found["attempts"]
+    assert attempt["attempt"] == 1
+    assert attempt["instance_id"] == "test:1"
+    assert attempt["fence"] == history.fence
+    assert (attempt["state"], attempt["cause"]) == ("failed", "claim")
+    assert attempt["claim_time"].endswith("Z")
+    assert attempt["end_time"].endswith("Z")
+    assert attempt["failure"] == {
+        "type": "ValueError",
+        "message": "no\x1b[31m",
+        "stack_trace": "",
+        "permanent": False,
+        "retry_after": None,
+    }
+    assert "\x1b" not in out
+
+
+async def test_runs_are_a_table_for_people(
+    command: Command, history: session_pb2.Assignment
+) -> None:
+    status, out, _ = await command("runs", "--limit", "1")
+    assert status == 0
+    head, row = out.splitlines()
+    assert head.split()[:2] == ["JOB", "SLOT"]
+    assert row.startswith("fast  2")
+
+
+async def test_no_more_runs_than_asked_for_are_listed(sidecar: Sidecar, command: Command) -> None:
+    asked: list[int] = []
+
+    class Stub:
+        @staticmethod
+        def ListRuns(request: admin_pb2.ListRunsRequest, **_: object) -> Any:  # noqa: N802
+            asked.append(request.page_size)
+            page = [run_pb2.Run(job="a")] * request.page_size
+            return admin_pb2.ListRunsResponse(runs=page, next_page_token="more")
+
+    args = runs_args("--limit", "1201")
+    found = list(runs._runs(args, Stub(), (), args.limit))  # type: ignore[arg-type]
+    assert (len(found), asked) == (1_201, [500, 500, 201])
+
+
+def runs_args(*flags: str) -> Any:
+    return cli._parser("runs", runs).parse_args(["runs", *flags])
+
+
+def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(slot: int, state: Any, lease: int) -> run_pb2.Run:
+        found = run_pb2.Run(job="a", slot=slot, state=state)
+        found.lease_end_time.seconds = lease
+        return found
+
+    pages = iter(
+        [
+            [run(2, run_pb2.RUN_STATE_RUNNING, 1), run(1, run_pb2.RUN_STATE_SUCCESS, 1)],
+            [run(2, run_pb2.RUN_STATE_RUNNING, 9), run(1, run_pb2.RUN_STATE_SUCCESS, 1)],
+            [run(3, run_pb2.RUN_STATE_CLAIMED, 1), run(2, run_pb2.RUN_STATE_FAILED, 9)],
+        ]
+    )
+    monkeypatch.setattr(runs, "_runs", lambda *_: next(pages))
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_pause", wait)
+    with pytest.raises(KeyboardInterrupt):
+        runs._watch(runs_args("--watch", "--json"), None, ())  # type: ignore[arg-type]
+    shown = [(found["slot"], found["state"]) for found in objects(capsys.readouterr().out)]
+    assert shown == [(1, "success"), (2, "running"), (2, "failed"), (3, "claimed")]
+
+
+def test_a_watched_change_is_one_line_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_pb2.Run(job="a", slot=1_791_633_610_000, state=run_pb2.RUN_STATE_SUCCESS)
+    runs._show_change(runs_args("--watch"), found)
+    assert capsys.readouterr().out == "a  2026-10-10T12:00:10Z  success\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "right"),
+    [
+        (["--state", "done"], "'success'"),
+        (["--limit", "0"], "a whole number from 1"),
+        (["--limit", "many"], "a whole number from 1"),
+    ],
+)
+def test_bad_flags_are_refused_with_what_would_be_right(
+    flags: list[str], right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["runs", *flags])
+    assert ended.value.code == 2
+    assert right in capsys.readouterr().err
+
+
+# ── Jobs, instances, health ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("history")
+async def test_jobs_are_listed(command: Command) -> None:
+    _, out, _ = await command("jobs", "--json")
+    fast, slow = objects(out)
+    assert fast["spec"]["name"] == "fast"
+    assert fast["spec"]["every"] == {"period": "0.100s", "offset": None}
+    assert fast["spec"]["overlap"] is None
+    assert fast["last_run"]["state"] == "failed"
+    assert slow["instance_ids"] == ["test:1"]
+    assert len(slow["next_slots"]) == 5
+    _, table, _ = await command("jobs")
+    assert [line.split()[0] for line in table.splitlines()] == ["JOB", "fast", "slow"]
+    assert "every 1h" in table
+
+
+@pytest.mark.usefixtures("history")
+async def test_instances_are_listed(command: Command) -> None:
+    _, out, _ = await command("instances", "--json")
+    (found,) = objects(out)
+    assert (found["instance_id"], found["state"]) == ("test:1", "active")
+    assert found["namespace"] == "default"
+    _, table, _ = await command("instances")
+    assert table.splitlines()[1].startswith("test:1    active")
+
+
+async def test_health_is_told_by_the_exit_status(sidecar: Sidecar, command: Command) -> None:
+    status, out, err = await command("health")
+    assert (status, out) == (1, "")
+    assert err.startswith("anarchon health: not ready")
+    sidecar.server.health.set_ready(True)
+    assert await command("health") == (0, "ready\n", "")
+
+
+# ── Errors ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["jobs", "runs", "instances", "health"])
+def test_a_sidecar_that_is_not_there_is_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, "--address", "127.0.0.1:1"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"anarchon {name}: no sidecar answers at 127.0.0.1:1")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "right"),
+    [
+        (("--address", "somewhere"), '"host:port"'),
+        (("--address", "10.0.0.1:7420"), "need TLS"),
+        (("--address", "127.0.0.1:1", "--token-file", "/nonexistent"), "No such file"),
+        (("--address", "10.0.0.1:7420", "--tls-ca", "/nonexistent"), "No such file"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_it_is_tried(
+    flags: tuple[str, ...], right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["jobs", *flags]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("anarchon jobs: ")
+    assert right in err
+
+
+async def test_the_token_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    _write(file, "s3cret\n")
+    sidecar = await start_sidecar(token_file=str(file))
+    try:
+        address = ["--address", sidecar.address]
+        assert await asyncio.to_thread(cli.main, ["jobs", *address]) == 1
+        assert "call token is missing or wrong" in capsys.readouterr().err
+        with_token = ["jobs", *address, "--token-file", str(file)]
+        assert await asyncio.to_thread(cli.main, with_token) == 0
+    finally:
+        await stop_sidecar(sidecar)
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+# ── Showing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_word_that_is_not_known_is_shown_as_its_number() -> None:
+    found = run_pb2.Run()
+    found.MergeFromString(b"\x20\x63")  # state = 99
+    assert _admin.plain(found)["state"] == 99
+    assert _admin.plain(run_pb2.Run())["state"] is None
+    assert _admin.word_of(run_pb2.Run(), "state") == ""
+
+
+def test_a_map_is_an_object() -> None:
+    job = admin_pb2.Job(spec=every("a"))
+    job.spec.labels["team"] = "shop"
+    assert _admin.plain(job)["spec"]["labels"] == {"team": "shop"}
+
+
+def test_a_terminal_is_shown_one_printable_line_a_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _admin.print_table(("A", "B"), [("x\x1b[2J\n", "y"), ("z" * 100, "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert lines[2].endswith("z...")

@@ -1,0 +1,105 @@
+"""The command `anarchon`: its subcommands, and what it says where a part is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from anarchon_server import cli
+
+USAGE_ERROR = cli.USAGE_ERROR
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"anarchon {version('anarchon')}\n"
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == USAGE_ERROR
+    shown = capsys.readouterr().out
+    for command in ("serve", "next", "jobs", "runs", "instances", "health", "demo"):
+        assert f"\n    {command}" in shown
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["srve"])
+    assert ended.value.code == USAGE_ERROR
+    assert "'serve'" in capsys.readouterr().err
+
+
+def test_help_of_a_command_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    from anarchon_server.config import SETTINGS, flag_of
+
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for name in SETTINGS:
+        assert flag_of(name) in shown
+
+
+def test_a_missing_extra_is_named_with_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_: str) -> None:
+        raise ModuleNotFoundError("No module named 'grpc_health'", name="grpc_health.v1")
+
+    monkeypatch.setattr(cli, "import_module", missing)
+    assert cli.main(["health"]) == USAGE_ERROR
+    assert capsys.readouterr().err == (
+        "anarchon health: needs a part that is not installed (no module grpc_health): "
+        'pip install "anarchon[server]"\n'
+    )
+
+
+def test_a_module_of_ours_that_is_missing_is_a_mistake_and_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(_: str) -> None:
+        raise ModuleNotFoundError("no", name="anarchon_server.core.gone")
+
+    monkeypatch.setattr(cli, "import_module", missing)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["health"])
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (BrokenPipeError, 0)])
+def test_an_interrupt_or_a_reader_that_has_gone_ends_it_quietly(
+    error: type[BaseException], status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Module:
+        @staticmethod
+        def add_parser(subparsers: object) -> None:
+            subparsers.add_parser("health")  # type: ignore[attr-defined]
+
+        @staticmethod
+        def run(_: object) -> int:
+            raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda _: Module)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert cli.main(["health"]) == status
+
+
+def test_the_command_line_imports_only_the_standard_library_until_a_command_is_chosen() -> None:
+    code = (
+        "import sys, anarchon_server.cli as c\n"
+        "try: c.main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'grpc', 'google', 'croniter', 'tzdata', 'anarchon'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
