@@ -304,7 +304,6 @@ class _Finished:
     give_up_at_ms: int
     send_at_ms: int
     tries: int = 0
-    is_sent: bool = False
     # Its batch was refused: it goes alone, so that it spoils no other's.
     alone: bool = False
 
@@ -349,7 +348,9 @@ class Session:
 
         self._held: dict[str, session_pb2.Assignment] = {}
         self._running: dict[str, _Running] = {}
+        # In the order in which they ended, and so in that in which they are given up.
         self._finished: dict[str, _Finished] = {}
+        self._is_sending = False
         self._remembered: deque[str] = deque(
             maxlen=request.max_concurrency + REMEMBERED_BEYOND_CONCURRENCY
         )
@@ -381,9 +382,10 @@ class Session:
         times = [self._open_at_ms, self._keep_alive_at_ms]
         if any(run.lost_at_ms is None for run in self._running.values()):
             times.append(self.trust_end_ms)
-        if not any(f.is_sent for f in self._finished.values()):
-            times += [f.send_at_ms for f in self._finished.values()]
-        times += [f.give_up_at_ms for f in self._finished.values()]
+        if self._finished:
+            times.append(next(iter(self._finished.values())).give_up_at_ms)
+            if not self._is_sending:
+                times.append(min(f.send_at_ms for f in self._finished.values()))
         if self.is_leaving and not self._is_closing:
             times.append(self._leave_by_ms)
             times += [
@@ -569,12 +571,12 @@ class Session:
     def _receipts(
         self, now_ms: int, tokens: tuple[str, ...], response: session_pb2.CompleteResponse
     ) -> None:
+        self._is_sending = False
         receipts = list(response.receipts)
         for index, token in enumerate(tokens):
             finished = self._finished.get(token)
             if finished is None:
                 continue  # given up meanwhile
-            finished.is_sent = False
             receipt = receipts[index] if index < len(receipts) else session_pb2.Receipt()
             if receipt.status == session_pb2.RECEIPT_STATUS_RECORDED:
                 del self._finished[token]
@@ -586,11 +588,11 @@ class Session:
                 self._send_later(now_ms, finished)
 
     def _results_failed(self, now_ms: int, tokens: tuple[str, ...], error: SidecarError) -> None:
+        self._is_sending = False
         for token in tokens:
             finished = self._finished.get(token)
             if finished is None:
                 continue  # given up meanwhile
-            finished.is_sent = False
             if not isinstance(error, RefusedError):
                 self._send_later(now_ms, finished)
             elif len(tokens) > 1:
@@ -677,7 +679,7 @@ class Session:
 
     def _send_results(self, now_ms: int) -> None:
         """Send what has no receipt, one batch at a time: what ends meanwhile goes with the next."""
-        if any(finished.is_sent for finished in self._finished.values()):
+        if self._is_sending:
             return
         request = session_pb2.CompleteRequest()
         size_bytes = 0
@@ -690,22 +692,24 @@ class Session:
             if request.results and size_bytes > RESULTS_MAX_BYTES:
                 break
             request.results.append(result)
-            finished.is_sent = True
             if finished.alone or len(request.results) == RESULTS_MAX:
                 break
         if request.results:
+            self._is_sending = True
             tokens = tuple(result.token for result in request.results)
             self._do(SendResults(tokens, request, COMPLETE_TIMEOUT_MS))
 
     def _give_up_results(self, now_ms: int) -> None:
-        for token, finished in list(self._finished.items()):
-            if now_ms >= finished.give_up_at_ms:
-                del self._finished[token]
-                self._say(
-                    "error",
-                    f"the result of {finished.label} could not be reported for "
-                    f"{COMPLETE_FOR_MS // 60_000} min, and is given up",
-                )
+        while self._finished:
+            token, finished = next(iter(self._finished.items()))
+            if now_ms < finished.give_up_at_ms:
+                return
+            del self._finished[token]
+            self._say(
+                "error",
+                f"the result of {finished.label} could not be reported for "
+                f"{COMPLETE_FOR_MS // 60_000} min, and is given up",
+            )
 
     def _cancel_when_leaving(self, now_ms: int) -> None:
         if not self.is_leaving:
