@@ -137,7 +137,7 @@ async def test_s16_exit_ends_a_process_whose_handler_holds_the_interpreter(
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     out, stacks = await application.process.communicate()
-    assert 1.0 < loop.time() - began_s < 4.0, "trust of 1.5 s and an interval of 0.5 s"
+    assert 1.0 < loop.time() - began_s < 10, "trust of 1.5 s and an interval of 0.5 s"
     assert application.process.returncode == 1
     assert out == b""
     assert b"in holds_everything" in stacks

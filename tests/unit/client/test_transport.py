@@ -152,7 +152,7 @@ async def test_s25_keep_alives_without_an_answer_end_trust(
     sidecar.is_silent = True
     began_s = loop.time()
     await app.told
-    assert 1.0 < loop.time() - began_s < 2.5
+    assert 1.0 < loop.time() - began_s < 5
     assert app.context is not None
     with pytest.raises(anarchon.LeaseLost):
         app.context.check()
