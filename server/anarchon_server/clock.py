@@ -91,20 +91,21 @@ async def sleep(clock: Clock, duration_ms: int) -> None:
 class PauseDetector:
     """Notices that the process did not run for a while: stopped, or the machine slept (S4).
 
-    `pulse` is called every `PULSE_MS`; `gap_ms` before anything is done, so that nothing is done
+    `pulse` is called every `every_ms`; `gap_ms` before anything is done, so that nothing is done
     on the strength of what was true before the pause.
     """
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, every_ms: int = PULSE_MS) -> None:
         self._pulse_at = now
+        self._every_ms = every_ms
 
     def gap_ms(self, now: int) -> int:
         """Return how long the process did not run (0: it did), and begin to watch anew."""
-        late_ms = now - self._pulse_at - PULSE_MS
+        late_ms = now - self._pulse_at - self._every_ms
         if late_ms <= PAUSE_MS:
             return 0
         self._pulse_at = now
-        return late_ms + PULSE_MS
+        return late_ms + self._every_ms
 
     def pulse(self, now: int) -> None:
         """Note that the process runs."""

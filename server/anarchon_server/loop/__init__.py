@@ -77,6 +77,7 @@ class Loop:
         op_timeout_ms: int = limits.OP_TIMEOUT,
         on_status: Callable[[Status], None] = lambda _: None,
         store_open: bool = True,
+        pulse_ms: int = PULSE_MS,
     ) -> None:
         self.store = store
         self.store_open = store_open
@@ -84,7 +85,8 @@ class Loop:
         self._engine = engine
         self._op_timeout_ms = op_timeout_ms
         self._on_status = on_status
-        self._detector = PauseDetector(clock.boot_ms())
+        self._pulse_ms = pulse_ms
+        self._detector = PauseDetector(clock.boot_ms(), pulse_ms)
         self._inputs: deque[messages.Input] = deque()
         self._stepping = False
         self._timer: Timer | None = None
@@ -328,7 +330,7 @@ class Loop:
         self.feed(messages.Tick())
 
     def _pulse(self) -> None:
-        """Four times a second: see whether time was lost, and whether readiness has changed."""
+        """With every pulse: see whether time was lost, and whether readiness has changed."""
         now = self.clock.boot_ms()
         if gap_ms := self._detector.gap_ms(now):
             self.feed(messages.Suspended(gap_ms))
@@ -338,7 +340,7 @@ class Loop:
         self._set_timer()
         if not self._closed:
             self._on_status(self._engine.status(now))
-            self._pulse_timer = self.clock.call_at(now + PULSE_MS, self._pulse)
+            self._pulse_timer = self.clock.call_at(now + self._pulse_ms, self._pulse)
 
     # ── Commands ────────────────────────────────────────────────────────────────────────────────
 

@@ -30,7 +30,12 @@ class Stream:
     @property
     def full(self) -> bool:
         """Whether the client has left so much unread that no more is kept for it."""
-        return len(self._events) >= limits.EVENT_QUEUE_MAX
+        return self.unread >= limits.EVENT_QUEUE_MAX
+
+    @property
+    def unread(self) -> int:
+        """How many events its reader has not taken yet."""
+        return len(self._events)
 
     @property
     def is_ended(self) -> bool:
