@@ -526,7 +526,7 @@ class Session:
         self._failures += 1
         if not self._told_lost and not self.is_leaving:
             self._told_lost = True
-            self._say("warning", f"no sidecar: {why}; trying again until there is one")
+            self._say("warning", f"{why}; subscribing again until that succeeds")
 
     def _keep_alive_answered(
         self, now_ms: int, number: int, response: session_pb2.KeepAliveResponse
@@ -548,7 +548,7 @@ class Session:
         self._end_trust_if_over(now_ms)
         is_of_this_stream = sent.attached_stream == self._stream and self.state is State.ATTACHED
         if is_of_this_stream and not response.stream_open:
-            self._reopen(now_ms, "it has lost our stream")
+            self._reopen(now_ms, "the sidecar has lost our stream")
         elif is_of_this_stream:
             self._failures = 0
             if not self._is_ready:
@@ -566,7 +566,7 @@ class Session:
             # Trust goes on to its end: a sidecar that has come back adopts what we name.
             self._keep_alive_at_ms = None
             if self.state is State.ATTACHED:
-                self._reopen(now_ms, "it does not know our session")
+                self._reopen(now_ms, "the sidecar does not know our session")
 
     def _receipts(
         self, now_ms: int, tokens: tuple[str, ...], response: session_pb2.CompleteResponse
