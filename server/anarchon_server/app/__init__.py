@@ -200,8 +200,8 @@ class Sidecar:
             self._reopened.cancel()
         if self._probes is not None:
             await self._probes.stop()
-        await self._server.stop(CLOSE_GRACE_S)
         await self._loop.close()
+        await self._server.stop(CLOSE_GRACE_S)
         await self._store.close()
 
     # ── Readiness ───────────────────────────────────────────────────────────────────────────────
@@ -213,7 +213,7 @@ class Sidecar:
     def _reasons(self, status: Status) -> tuple[str, ...]:
         if self._server.address_is_ours:
             return status.reasons
-        return (*status.reasons, f"another process has taken {self._config.listen}")
+        return (*status.reasons, f"{self._config.listen} no longer leads to this process")
 
     def _status_looked_at(self, status: Status) -> None:
         """Four times a second; said only when it changes."""

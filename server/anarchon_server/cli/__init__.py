@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The builtin `next` is hidden here once the subcommand of that name is imported.
     command = ([a for a in arguments if not a.startswith("-")] or [""])[0]
+    # Standard error is for our lines: gRPC's C core otherwise tells of every connection that ends.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         module = _module_of(command)
         parser = _parser(command, module)

@@ -42,6 +42,12 @@ def run(args: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"anarchon serve: {error}", file=sys.stderr)
         return app.REFUSED
+    if args.store is not None and config.store.parts:
+        print(
+            "anarchon serve: warning: other users of this machine can see the password in --store; "
+            "give it as ANARCHON_STORE or in the file of --config",
+            file=sys.stderr,
+        )
     # Not for whatever this process, or a debugger of it, prints of its environment.
     os.environ.pop(variable_of("store"), None)
     return app.run(config)

@@ -339,8 +339,8 @@ class Loop:
         self._timer_at = None
         self._set_timer()
         if not self._closed:
-            self._on_status(self._engine.status(now))
             self._pulse_timer = self.clock.call_at(now + self._pulse_ms, self._pulse)
+            self._on_status(self._engine.status(now))
 
     # ── Commands ────────────────────────────────────────────────────────────────────────────────
 

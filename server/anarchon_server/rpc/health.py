@@ -27,6 +27,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     def __init__(self) -> None:
         self._ready = False
+        self._closed = False
         self._changed = asyncio.Event()
 
     @property
@@ -38,8 +39,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Change the answer for sessions."""
         if ready != self._ready:
             self._ready = ready
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+            self._notify()
+
+    def close(self) -> None:
+        """End all watching: the process is about to end."""
+        self._closed = True
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def Check(  # noqa: N802 - the protocol's name
         self, request: health_pb2.HealthCheckRequest, context: _Context
@@ -58,7 +67,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Say how a service is, now and whenever that changes."""
         said = None
-        while True:
+        while not self._closed:
             changed, status = self._changed, self._status(request.service)
             if status != said:
                 said = status

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from anarchon_server.config import Address
 from anarchon_server.core.errors import AnarchonError
+
+_log = logging.getLogger("anarchon")
 
 SOCKET_MODE = 0o660
 _DIRECTORY_MODE = 0o700
@@ -41,8 +44,8 @@ class Place:
             self._lock = _lock(address.path.with_name(address.path.name + ".lock"), address)
             with self._released_on_error():
                 _remove_dead_socket(address.path)
-        elif address.port:
-            self._lock = _lock(_tcp_lock_file(address), address)
+        elif address.port and (directory := _lock_directory()):
+            self._lock = _lock(directory / _lock_name(address), address)
 
     def bind(self, add_port: Callable[[str], int]) -> Address:
         """Have gRPC bind; return the address bound, its port known."""
@@ -99,23 +102,41 @@ def _lock(file: Path, address: Address) -> int:
     return descriptor
 
 
-def _tcp_lock_file(address: Address) -> Path:
-    """One a user, network namespace and address: only there could two meet."""
-    directory = Path(tempfile.gettempdir()) / f"anarchon-{os.getuid()}"
-    _prepare_directory(directory)
+def _lock_directory() -> Path | None:
+    """Where locks of TCP addresses lie: the user's runtime directory, else one of the temporary ones.
+
+    None where there is neither, as in a container whose file system is read-only: there the kernel
+    alone refuses a second server, since it is not asked to share the port.
+    """
+    try:
+        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+        directory = Path(base) / f"anarchon-{os.getuid()}"
+        directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+    except OSError as error:
+        _log.warning("address_not_locked", extra={"fields": {"error": str(error)}})
+        return None
+    _check_directory(directory)
+    return directory
+
+
+def _lock_name(address: Address) -> str:
+    """One a network namespace and address: only there could two sidecars meet."""
     network = 0
     with contextlib.suppress(OSError):
         network = Path("/proc/self/ns/net").stat().st_ino
-    host = address.host.replace(":", "_")
-    return directory / f"tcp-{network}-{host}-{address.port}.lock"
+    return f"tcp-{network}-{address.host.replace(':', '_')}-{address.port}.lock"
 
 
 def _prepare_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-        status = directory.stat()
     except OSError as error:
         raise ListenError(f"cannot create the directory {directory}: {error.strerror}") from None
+    _check_directory(directory)
+
+
+def _check_directory(directory: Path) -> None:
+    status = directory.stat()
     if status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
         raise ListenError(

@@ -89,6 +89,7 @@ class Server:
 
     async def stop(self, grace_s: float) -> None:
         """End every call, after `grace_s` at the latest, and let go of the address."""
+        self.health.close()
         if self._server is not None:
             await self._server.stop(grace_s)
         if self._place is not None:

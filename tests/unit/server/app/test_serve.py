@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -13,9 +14,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from anarchon_server import cli
 from anarchon_server.app import REFUSED
 
 WAIT_S = 20
@@ -131,69 +136,133 @@ def test_s32_the_environment_and_a_file_set_it_up_as_well(serve: Serve, tmp_path
     assert (tmp_path / "rel.db").exists()
 
 
+def test_a_socket_that_no_longer_leads_here_makes_it_not_ready(
+    serve: Serve, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / "s"
+    sidecar = serve("--store", "memory:", "--listen", f"unix:{path}")
+    sidecar.line_with(" ready")
+    path.unlink()
+    line = sidecar.line_with("not_ready")
+    assert f"unix:{path} no longer leads to this process" in line
+
+
+def test_s23_a_client_with_an_open_stream_does_not_hold_up_the_stop(serve: Serve) -> None:
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0")
+    address = re.search(r"listen=(\S+)", sidecar.line_with("serving"))
+    assert address is not None
+    with grpc.insecure_channel(address[1]) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        sidecar.popen.send_signal(signal.SIGTERM)
+        assert sidecar.ended() == 0
+        assert list(watch) == []
+
+
 # ── Refusals: one line, exit status 2 ───────────────────────────────────────────────────────────
 
 
-def refusal(sidecar: Process) -> str:
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Refusal]:
+    """The one line that `anarchon serve` gives, in this process, before it exits with 2."""
+    root, ours = logging.getLogger(), logging.getLogger("anarchon")
+    before = root.handlers[:], root.level, ours.level
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+    def refuse(*flags: str, **environ: str) -> str:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        assert cli.main(["serve", *flags]) == REFUSED
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        return line
+
+    yield refuse
+    root.handlers, level, own_level = before
+    root.setLevel(level)
+    ours.setLevel(own_level)
+
+
+def test_a_password_on_the_command_line_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anarchon_server.app.run", lambda _: 0)
+    assert cli.main(["serve", "--store", "sqlite:x.db"]) == 0
+    assert capsys.readouterr().err == ""
+    assert cli.main(["serve", "--store", "redis://u:hunter2@h"]) == 0
+    err = capsys.readouterr().err
+    assert "give it as ANARCHON_STORE" in err
+    assert "hunter2" not in err
+
+
+def test_a_refusal_is_one_line_and_exit_status_2_also_of_the_process(serve: Serve) -> None:
+    sidecar = serve(ANARCHON_STORE="mongo://u:hunter2@h/db")
     assert sidecar.ended() == REFUSED
     (line,) = sidecar.lines
-    return line
-
-
-def test_an_unknown_store_is_refused(serve: Serve) -> None:
-    line = refusal(serve("--store", "mongo://u:hunter2@h/db"))
     assert "known ones: memory:, sqlite:" in line
     assert "hunter2" not in line
 
 
-def test_a_store_that_is_not_there_yet_is_refused(serve: Serve) -> None:
-    line = refusal(serve(ANARCHON_STORE="postgresql://u:hunter2@h/db"))
+def test_an_unknown_store_is_refused(refusal: Refusal) -> None:
+    line = refusal(ANARCHON_STORE="mongo://u:hunter2@h/db")
+    assert "known ones: memory:, sqlite:" in line
+    assert "hunter2" not in line
+
+
+def test_a_store_that_is_not_there_yet_is_refused(refusal: Refusal) -> None:
+    line = refusal(ANARCHON_STORE="postgresql://u:hunter2@h/db")
     assert "no backend for postgresql: yet" in line
     assert "hunter2" not in line
 
 
-def test_a_store_that_cannot_be_opened_is_refused(serve: Serve, tmp_path: Path) -> None:
-    line = refusal(serve("--store", f"sqlite://{tmp_path}/none/anarchon.db"))
+def test_a_store_that_cannot_be_opened_is_refused(refusal: Refusal, tmp_path: Path) -> None:
+    line = refusal("--store", f"sqlite://{tmp_path}/none/anarchon.db")
     assert str(tmp_path / "none") in line
 
 
-def test_a_directory_that_cannot_be_made_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_refused(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    line = refusal(serve(XDG_STATE_HOME=str(tmp_path / "file")))
+    line = refusal(XDG_STATE_HOME=str(tmp_path / "file"))
     assert "cannot be created: Not a directory: choose another store with --store" in line
 
 
-def test_a_port_in_use_is_refused(serve: Serve) -> None:
+def test_a_port_in_use_is_refused(refusal: Refusal) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = refusal(serve("--store", "memory:", "--listen", address))
+        line = refusal("--store", "memory:", "--listen", address)
         assert f"{address} is in use by another process" in line
-        probes = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--http", address)
-        assert "choose another address with --http" in refusal(probes)
+        probes = ("--store", "memory:", "--listen", "127.0.0.1:0", "--http", address)
+        assert "choose another address with --http" in refusal(*probes)
 
 
-def test_a_bad_setting_is_refused_with_what_would_be_right(serve: Serve) -> None:
-    line = refusal(serve("--lease", "2s"))
+def test_a_bad_setting_is_refused_with_what_would_be_right(refusal: Refusal) -> None:
+    line = refusal("--lease", "2s")
     assert line == "anarchon serve: lease is '2s': 3s to 1h (flag --lease)"
 
 
-def test_other_machines_are_not_served_without_tls_and_a_token(serve: Serve) -> None:
-    assert "set tls_certificate and tls_key and token_file" in refusal(
-        serve("--listen", "0.0.0.0:0")
-    )
+def test_other_machines_are_not_served_without_tls_and_a_token(refusal: Refusal) -> None:
+    assert "set tls_certificate and tls_key and token_file" in refusal("--listen", "0.0.0.0:0")
 
 
-def test_a_token_file_that_is_missing_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_a_token_file_that_is_missing_is_refused(refusal: Refusal, tmp_path: Path) -> None:
     file = str(tmp_path / "none")
-    line = refusal(serve("--store", "memory:", "--listen", "127.0.0.1:0", "--token-file", file))
+    line = refusal("--store", "memory:", "--listen", "127.0.0.1:0", "--token-file", file)
     assert "none: No such file or directory" in line
 
 
-def test_a_bad_failpoint_is_refused(serve: Serve) -> None:
+def test_a_bad_failpoint_is_refused(refusal: Refusal) -> None:
     flags = ("--store", "memory:", "--listen", "127.0.0.1:0")
-    assert "NAME=ACTION" in refusal(serve(*flags, ANARCHON_FAILPOINTS="x"))
+    assert "NAME=ACTION" in refusal(*flags, ANARCHON_FAILPOINTS="x")
 
 
 # ── Failpoints ──────────────────────────────────────────────────────────────────────────────────

@@ -68,8 +68,7 @@ async def test_a_port_in_use_is_refused_also_without_the_lock(
 ) -> None:
     """gRPC by default lets two servers bind one port: it must not."""
     first = await start_sidecar()
-    monkeypatch.setattr(listening, "_tcp_lock_file", lambda _: Path(os.devnull))
-    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    monkeypatch.setattr(listening, "_lock_directory", lambda: None)
     try:
         with pytest.raises(ListenError, match="is in use by another process"):
             await start_sidecar(listen=first.address)
@@ -90,6 +89,25 @@ def test_a_port_is_held_by_its_lock_until_it_is_released(bind: Bind) -> None:
     assert second.still_ours
     second.release()
     second.release()
+
+
+def test_where_no_lock_can_be_made_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    Place(Address("127.0.0.1", 7420)).release()
+    assert [r.getMessage() for r in caplog.records] == ["address_not_locked"]
+
+
+def test_a_lock_directory_that_others_may_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / f"anarchon-{os.getuid()}").mkdir()
+    (tmp_path / f"anarchon-{os.getuid()}").chmod(0o777)
+    with pytest.raises(ListenError, match="is not this user's alone"):
+        Place(Address("127.0.0.1", 7420))
 
 
 def test_an_address_that_is_not_this_machines_is_refused_with_the_reason(bind: Bind) -> None:
