@@ -82,7 +82,7 @@ class Reference:
         self.definitions: dict[str, tuple[str, int]] = {}
         self.holders: dict[str, Holder] = {}
 
-    # Time: S1
+    # Time, and what it ends: S1, S19
 
     def lease_now(self) -> int:
         return self.boot if self.boot_leases else self.now

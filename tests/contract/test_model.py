@@ -44,10 +44,21 @@ from tests.contract.reference import Reference
 
 T = TypeVar("T")
 
-SLOTS = st.integers(-2, 1)
 NODES = st.integers(0, 2)
 PICK = st.integers(0, 10_000)
 LENGTHS = st.sampled_from([3 * SECOND, 12 * SECOND, LEASE])
+WISHES = st.fixed_dictionaries(
+    {
+        "previous_slot": st.booleans(),
+        "may_run": st.sampled_from([True, True, True, False]),
+        "overlap": st.sampled_from([OverlapPolicy.SKIP, OverlapPolicy.SKIP, OverlapPolicy.ALLOW]),
+        "start_deadline_ms": st.sampled_from([PERIOD, 30 * SECOND]),
+        "lease_ms": LENGTHS,
+        "max_attempts": st.integers(1, 3),
+        "window_ms": st.just(1_000 * DAY),
+        "vouched": st.booleans(),
+    }
+)
 SCHEDULES = {"every:10s": PERIOD, "every:5s": 5 * SECOND}
 VERSIONS = {
     "a": definition(window=20 * SECOND),
@@ -140,6 +151,24 @@ class StoreAgainstReference(RuleBasedStateMachine):
         self.cluster.advance(ms)
         self.synchronise()
 
+    @rule(number=PICK, off=st.sampled_from([-1, 0, 0, 1]))
+    def a_lease_ends(self, number: int, off: int) -> None:
+        """Or is about to."""
+        held = [row for row in self.reference.rows.values() if not row.final and not row.freed]
+        if held:
+            self.cluster.advance(max(0, self.reference.left(held[number % len(held)]) + off))
+            self.synchronise()
+
+    @rule(number=PICK, off=st.sampled_from([0, 1]))
+    def a_grace_ends(self, number: int, off: int) -> None:
+        """Or is about to."""
+        asked = [row for row in self.reference.rows.values() if not row.final and row.cancel]
+        if asked:
+            row = asked[number % len(asked)]
+            over = row.cancelled_at + row.grace + off - self.reference.lease_now()
+            self.cluster.advance(max(0, over))
+            self.synchronise()
+
     @rule(seconds=st.sampled_from([-3_600, -7, -1, 1, 7, 3_600]))
     def the_wall_clock_is_set(self, seconds: int) -> None:
         self.cluster.step(seconds * SECOND)
@@ -155,44 +184,40 @@ class StoreAgainstReference(RuleBasedStateMachine):
 
     @rule(
         node=NODES,
-        offset=SLOTS,
         schedule=st.sampled_from(list(SCHEDULES)),
-        chained=st.booleans(),
-        may_run=st.sampled_from([True, True, True, False]),
-        overlap=st.sampled_from([OverlapPolicy.SKIP, OverlapPolicy.SKIP, OverlapPolicy.ALLOW]),
-        deadline=st.sampled_from([PERIOD, 30 * SECOND]),
-        lease=LENGTHS,
-        most=st.integers(1, 3),
-        vouched=st.booleans(),
+        given=WISHES,
+        before=st.sampled_from([0, 0, 0, 0, 1, 700, SECOND, SECOND + 1]),
     )
-    def claims_a_slot(
-        self,
-        node: int,
-        offset: int,
-        schedule: str,
-        chained: bool,
-        may_run: bool,
-        overlap: OverlapPolicy,
-        deadline: int,
-        lease: int,
-        most: int,
-        vouched: bool,
-    ) -> None:
+    def a_slot_comes(self, node: int, schedule: str, given: dict[str, Any], before: int) -> None:
+        """Time passes until the next slot, or a little less; an instance claims it."""
         period = SCHEDULES[schedule]
-        slot = (self.cluster.now // period + offset) * period
-        claim = self.nodes[node].wish(
-            slot,
-            schedule_id=schedule,
-            previous_slot=slot - period if chained else None,
-            may_run=may_run,
-            overlap=overlap,
-            start_deadline_ms=deadline,
-            lease_ms=lease,
-            max_attempts=most,
-            window_ms=1_000 * DAY,
-            vouched=vouched,
-        )
-        self.ask(node, claim)
+        slot = ((self.cluster.now + before) // period + 1) * period
+        self.cluster.advance_to(slot - before)
+        self.synchronise()
+        self.claims(node, slot, schedule, given)
+
+    @rule(
+        node=NODES,
+        schedule=st.sampled_from(list(SCHEDULES)),
+        given=WISHES,
+        back=st.integers(0, 3),
+        late=st.sampled_from([None, 0, 1]),
+    )
+    def an_older_slot_is_claimed(
+        self, node: int, schedule: str, given: dict[str, Any], back: int, late: int | None
+    ) -> None:
+        """Some time after it, or just when its deadline is over."""
+        period = SCHEDULES[schedule]
+        slot = (self.cluster.now // period - back) * period
+        if late is not None and (at := slot + given["start_deadline_ms"] + late) > self.cluster.now:
+            self.cluster.advance_to(at)
+            self.synchronise()
+        self.claims(node, slot, schedule, given)
+
+    def claims(self, node: int, slot: int, schedule: str, given: dict[str, Any]) -> None:
+        chained = given["previous_slot"]
+        previous = {"previous_slot": slot - SCHEDULES[schedule] if chained else None}
+        self.ask(node, self.nodes[node].wish(slot, schedule_id=schedule, **(given | previous)))
 
     def ask(self, node: int, claim: Claim) -> None:
         self.asked.append(claim)
@@ -202,9 +227,12 @@ class StoreAgainstReference(RuleBasedStateMachine):
 
     @rule(node=NODES, number=PICK, again=st.booleans())
     def a_claim_is_repeated(self, node: int, number: int, again: bool) -> None:
-        """By a lost reply or a slow network: a recent claim, as it was or as of now."""
-        if self.asked:
-            claim = self.asked[-1 - number % min(len(self.asked), 6)]
+        """By a lost reply or a slow network: as it was, or as of now; most often one that won."""
+        rows = self.reference.rows
+        won = [c for c in self.asked if c.slot in rows and rows[c.slot].token == c.token]
+        among = won if won and number % 4 else self.asked
+        if among:
+            claim = among[-1 - number % min(len(among), 5)]
             self.ask(node, replace(claim, expected_at=self.cluster.now) if again else claim)
 
     @rule(
@@ -349,8 +377,8 @@ def test_the_store_answers_as_the_rules_say(backend: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
+            max_examples=100,
+            stateful_step_count=60,
             deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
