@@ -65,8 +65,8 @@ class Policies(TypedDict, total=False):
     """What a slot does that finds another run unfinished. Default: "skip" where the store keeps
     leases, else "allow"."""
     catch_up: Literal["none", "latest", "all"]
-    """Which slots are run that came due while nobody could. Default: "latest" where the store
-    keeps leases, else "none"."""
+    """Which slots are run that came due while nobody could. Default: the sidecar's; in this
+    version "none"."""
     catch_up_window: Duration
     """No slot older than this is caught up. Default: 24 h."""
     catch_up_limit: int

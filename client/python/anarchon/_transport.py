@@ -108,6 +108,12 @@ class Endpoint:
             ("grpc.use_local_subchannel_pool", 1),
         ]
 
+    def sync_channel(self) -> grpc.Channel:
+        """Return a channel for blocking calls; it connects when it is first used."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.address, self.options())
+        return grpc.secure_channel(self.address, self.credentials, self.options())
+
     def error(self, error: grpc.RpcError) -> SidecarError:
         """Return what a failed call means."""
         code = error.code().name
@@ -162,14 +168,16 @@ class CallToken:
     @staticmethod
     def _read(file: Path) -> tuple[tuple[str, str], ...]:
         try:
-            token = file.read_text("ascii").strip()
+            lines = file.read_text("ascii").split("\n")
         except OSError as error:
             raise ClientError(f"token file {str(file)!r}: {error.strerror}") from None
         except UnicodeDecodeError:
-            token = ""
+            lines = []
+        # The sidecar's own file may hold two while one replaces the other: the first is sent.
+        token = next(filter(None, (line.strip() for line in lines)), "")
         if not re.fullmatch(r"[!-~]+", token) or len(token) > _TOKEN_MAX_BYTES:
             raise ClientError(
-                f"token file {str(file)!r}: must hold one line of printable ASCII without spaces"
+                f"token file {str(file)!r}: must begin with one line of printable ASCII without spaces"
             )
         return (("authorization", f"Bearer {token}"),)
 

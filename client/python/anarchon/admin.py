@@ -42,13 +42,7 @@ class AdminClient:
     ) -> None:
         self._endpoint = Endpoint.of(address, credentials, token_file)
         self._token = CallToken(self._endpoint.token_file)
-        options = self._endpoint.options()
-        if self._endpoint.credentials is None:
-            self._channel = grpc.insecure_channel(self._endpoint.address, options)
-        else:
-            self._channel = grpc.secure_channel(
-                self._endpoint.address, self._endpoint.credentials, options
-            )
+        self._channel = self._endpoint.sync_channel()
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     @property

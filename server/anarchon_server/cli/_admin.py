@@ -15,16 +15,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from anarchon._errors import ClientError, SidecarError
-from anarchon._transport import CallToken, Endpoint
+from anarchon import ClientError, SidecarError
+from anarchon._transport import Endpoint
+from anarchon.admin import AdminClient
 
-TIMEOUT_S = 10.0
 FAILED = 1
 
 _SHOWN = 60
-
-Metadata = tuple[tuple[str, str | bytes], ...]
-"""What goes with a call: its token, where one is needed."""
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -51,32 +48,34 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
 
 
-def with_channel(
-    command: str,
-    args: argparse.Namespace,
-    work: Callable[[grpc.Channel, Metadata], int],
-) -> int:
-    """Do `work` with a channel and the call's metadata; an error becomes one line."""
+def endpoint_of(args: argparse.Namespace) -> Endpoint:
+    """The sidecar that the arguments name. Raises `ClientError`."""
+    credentials = None
+    if args.tls_ca:
+        credentials = grpc.ssl_channel_credentials(_read(args.tls_ca))
+    return Endpoint.of(args.address, credentials, args.token_file)
+
+
+def with_admin(command: str, args: argparse.Namespace, work: Callable[[AdminClient], int]) -> int:
+    """Do `work` with the sidecar's admin side; an error becomes one line."""
+
+    def connected() -> int:
+        endpoint = endpoint_of(args)
+        with AdminClient(
+            endpoint.address, token_file=endpoint.token_file, credentials=endpoint.credentials
+        ) as admin:
+            return work(admin)
+
+    return in_one_line(command, connected)
+
+
+def in_one_line(command: str, work: Callable[[], int]) -> int:
+    """The exit status of `work`; its error as one line on standard error."""
     try:
-        credentials = None
-        if args.tls_ca:
-            credentials = grpc.ssl_channel_credentials(_read(args.tls_ca))
-        endpoint = Endpoint.of(args.address, credentials, args.token_file)
-        metadata = CallToken(endpoint.token_file).metadata()
-        with _channel(endpoint) as channel:
-            try:
-                return work(channel, metadata)
-            except grpc.RpcError as error:
-                raise endpoint.error(error) from None
+        return work()
     except (SidecarError, ClientError) as error:
         print(f"anarchon {command}: {error}", file=sys.stderr)
         return FAILED
-
-
-def _channel(endpoint: Endpoint) -> grpc.Channel:
-    if endpoint.credentials is None:
-        return grpc.insecure_channel(endpoint.address, endpoint.options())
-    return grpc.secure_channel(endpoint.address, endpoint.credentials, endpoint.options())
 
 
 def _read(file: str) -> bytes:

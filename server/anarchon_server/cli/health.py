@@ -29,13 +29,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Ask a sidecar."""
-    return _admin.with_channel("health", args, _ask)
+    return _admin.in_one_line("health", lambda: _ask(args))
 
 
-def _ask(channel: grpc.Channel, token: _admin.Metadata) -> int:
-    stub: Any = health_pb2_grpc.HealthStub(channel)
+def _ask(args: argparse.Namespace) -> int:
+    endpoint = _admin.endpoint_of(args)
     request = health_pb2.HealthCheckRequest(service=SERVICE)
-    answer = stub.Check(request, timeout=TIMEOUT_S, metadata=token)
+    with endpoint.sync_channel() as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise endpoint.error(error) from None
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         print("ready")
         return 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
-import grpc
-
-from anarchon.v1 import admin_pb2, admin_pb2_grpc
+from anarchon.admin import AdminClient
+from anarchon.v1 import admin_pb2
 from anarchon_server.cli import _admin
 
 
@@ -25,33 +23,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """List the instances."""
-    return _admin.with_channel(
-        "instances", args, lambda channel, token: _list(args, channel, token)
-    )
+    return _admin.with_admin("instances", args, lambda admin: _list(args, admin))
 
 
-def _list(args: argparse.Namespace, channel: grpc.Channel, token: _admin.Metadata) -> int:
-    instances = _instances(admin_pb2_grpc.AdminServiceStub(channel), token)
+def _list(args: argparse.Namespace, admin: AdminClient) -> int:
     if args.json:
-        for instance in instances:
+        for instance in admin.list_instances():
             _admin.print_json(instance)
     else:
         heads = ("INSTANCE", "STATE", "READY", "RUNNING", "SEEN (UTC)", "VERSION", "NOTES")
-        _admin.print_table(heads, map(_row, instances))
+        _admin.print_table(heads, map(_row, admin.list_instances()))
     return 0
-
-
-def _instances(
-    stub: admin_pb2_grpc.AdminServiceStub, token: _admin.Metadata
-) -> Iterator[admin_pb2.Instance]:
-    page_token = ""
-    while True:
-        request = admin_pb2.ListInstancesRequest(page_token=page_token)
-        page = stub.ListInstances(request, timeout=_admin.TIMEOUT_S, metadata=token)
-        yield from page.instances
-        page_token = page.next_page_token
-        if not page_token:
-            return
 
 
 def _row(instance: admin_pb2.Instance) -> tuple[str, ...]:

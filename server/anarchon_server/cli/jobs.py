@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
-import grpc
-
-from anarchon.v1 import admin_pb2, admin_pb2_grpc
+from anarchon.admin import AdminClient
+from anarchon.v1 import admin_pb2
 from anarchon_server.cli import _admin
 
 
@@ -23,29 +21,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """List the jobs."""
-    return _admin.with_channel("jobs", args, lambda channel, token: _list(args, channel, token))
+    return _admin.with_admin("jobs", args, lambda admin: _list(args, admin))
 
 
-def _list(args: argparse.Namespace, channel: grpc.Channel, token: _admin.Metadata) -> int:
-    jobs = _jobs(admin_pb2_grpc.AdminServiceStub(channel), token)
+def _list(args: argparse.Namespace, admin: AdminClient) -> int:
     if args.json:
-        for job in jobs:
+        for job in admin.list_jobs():
             _admin.print_json(job)
     else:
         heads = ("JOB", "SCHEDULE", "NEXT (UTC)", "LAST RUN", "INSTANCES", "NOTES")
-        _admin.print_table(heads, map(_row, jobs))
+        _admin.print_table(heads, map(_row, admin.list_jobs()))
     return 0
-
-
-def _jobs(stub: admin_pb2_grpc.AdminServiceStub, token: _admin.Metadata) -> Iterator[admin_pb2.Job]:
-    page_token = ""
-    while True:
-        request = admin_pb2.ListJobsRequest(page_token=page_token)
-        page = stub.ListJobs(request, timeout=_admin.TIMEOUT_S, metadata=token)
-        yield from page.jobs
-        page_token = page.next_page_token
-        if not page_token:
-            return
 
 
 def _row(job: admin_pb2.Job) -> tuple[str, ...]:

@@ -6,15 +6,13 @@ import argparse
 import threading
 from collections.abc import Iterator
 
-import grpc
-
-from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
+from anarchon.admin import AdminClient
+from anarchon.v1 import run_pb2
 from anarchon_server.cli import _admin
 
 LIMIT_DEFAULT = 20
 WATCH_EVERY_S = 1.0
 
-_PAGE_MAX = 500
 _WATCHED_MAX = 500
 _PREFIX = "RUN_STATE_"
 _STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
@@ -54,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """List the runs."""
-    return _admin.with_channel("runs", args, lambda channel, token: _list(args, channel, token))
+    return _admin.with_admin("runs", args, lambda admin: _list(args, admin))
 
 
 def _positive(text: str) -> int:
@@ -63,28 +61,23 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _list(args: argparse.Namespace, channel: grpc.Channel, token: _admin.Metadata) -> int:
-    stub = admin_pb2_grpc.AdminServiceStub(channel)
+def _list(args: argparse.Namespace, admin: AdminClient) -> int:
     if args.watch:
-        _watch(args, stub, token)
+        _watch(args, admin)
     elif args.json:
-        for found in _runs(args, stub, token, args.limit):
+        for found in _runs(args, admin, args.limit):
             _admin.print_json(found)
     else:
-        _admin.print_table(_HEADS, map(_row, _runs(args, stub, token, args.limit)))
+        _admin.print_table(_HEADS, map(_row, _runs(args, admin, args.limit)))
     return 0
 
 
-def _watch(
-    args: argparse.Namespace,
-    stub: admin_pb2_grpc.AdminServiceStub,
-    token: _admin.Metadata,
-) -> None:
+def _watch(args: argparse.Namespace, admin: AdminClient) -> None:
     """Print the newest runs, oldest first, and then every one that is new or has changed."""
     seen: dict[tuple[str, int], bytes] = {}
     limit = args.limit
     while True:
-        for found in reversed(list(_runs(args, stub, token, limit))):
+        for found in reversed(list(_runs(args, admin, limit))):
             key = (found.job, found.slot)
             # A lease moves on with every heartbeat, which is no change for people.
             now = run_pb2.Run()
@@ -111,24 +104,10 @@ def _show_change(args: argparse.Namespace, found: run_pb2.Run) -> None:
         print("  ".join(filter(None, _row(found))), flush=True)
 
 
-def _runs(
-    args: argparse.Namespace,
-    stub: admin_pb2_grpc.AdminServiceStub,
-    token: _admin.Metadata,
-    limit: int,
-) -> Iterator[run_pb2.Run]:
-    states = [_PREFIX + state.upper() for state in args.state]
-    page_token = ""
-    while limit > 0:
-        request = admin_pb2.ListRunsRequest(
-            job=args.job, states=states, page_size=min(limit, _PAGE_MAX), page_token=page_token
-        )
-        page = stub.ListRuns(request, timeout=_admin.TIMEOUT_S, metadata=token)
-        yield from page.runs
-        limit -= len(page.runs)
-        page_token = page.next_page_token
-        if not page_token:
-            return
+def _runs(args: argparse.Namespace, admin: AdminClient, limit: int) -> Iterator[run_pb2.Run]:
+    wanted = {_PREFIX + state.upper() for state in args.state}
+    states = [value for name, value in run_pb2.RunState.items() if name in wanted]
+    return admin.list_runs(job=args.job, states=states, limit=limit)
 
 
 def _row(found: run_pb2.Run) -> tuple[str, ...]:

@@ -329,12 +329,18 @@ async def test_the_call_token_goes_with_every_call_and_is_read_again_when_it_cha
         assert server.metadata[-1]["authorization"] == "Bearer second"
 
 
-@pytest.mark.parametrize("content", ["", "two words", "ünicode", "two\nlines", "x" * 5_000])
+@pytest.mark.parametrize("content", ["", "two words", "ünicode", " \n ", "x" * 5_000])
 def test_a_bad_token_file_is_refused_at_once(tmp_path: Path, content: str) -> None:
     file = tmp_path / "token"
     file.write_text(content)
-    with pytest.raises(anarchon.ClientError, match="must hold one line"):
+    with pytest.raises(anarchon.ClientError, match="must begin with one line"):
         CallToken(file)
+
+
+def test_of_several_tokens_the_first_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("\nnew\nold\n")
+    assert CallToken(file).metadata() == (("authorization", "Bearer new"),)
 
 
 def test_a_missing_token_file_is_refused_on_subscribing(tmp_path: Path) -> None:

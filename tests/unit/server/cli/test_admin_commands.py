@@ -98,21 +98,6 @@ async def test_runs_are_a_table_for_people(
     assert row.startswith("fast  2")
 
 
-async def test_no_more_runs_than_asked_for_are_listed(sidecar: Sidecar, command: Command) -> None:
-    asked: list[int] = []
-
-    class Stub:
-        @staticmethod
-        def ListRuns(request: admin_pb2.ListRunsRequest, **_: object) -> Any:  # noqa: N802
-            asked.append(request.page_size)
-            page = [run_pb2.Run(job="a")] * request.page_size
-            return admin_pb2.ListRunsResponse(runs=page, next_page_token="more")
-
-    args = runs_args("--limit", "1201")
-    found = list(runs._runs(args, Stub(), (), args.limit))  # type: ignore[arg-type]
-    assert (len(found), asked) == (1_201, [500, 500, 201])
-
-
 def runs_args(*flags: str) -> Any:
     return cli._parser("runs", runs).parse_args(["runs", *flags])
 
@@ -142,7 +127,7 @@ def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(
 
     monkeypatch.setattr(runs, "_pause", wait)
     with pytest.raises(KeyboardInterrupt):
-        runs._watch(runs_args("--watch", "--json"), None, ())  # type: ignore[arg-type]
+        runs._watch(runs_args("--watch", "--json"), None)  # type: ignore[arg-type]
     shown = [(found["slot"], found["state"]) for found in objects(capsys.readouterr().out)]
     assert shown == [(1, "success"), (2, "running"), (2, "failed"), (3, "claimed")]
 
