@@ -32,19 +32,16 @@ _OURS = ("anarchon_server", "anarchon_backends", "anarchon")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
+    # Standard error is for our lines: gRPC's C core otherwise tells of every connection that ends.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The builtin `next` is hidden here once the subcommand of that name is imported.
     command = ([a for a in arguments if not a.startswith("-")] or [""])[0]
-    # Standard error is for our lines: gRPC's C core otherwise tells of every connection that ends.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        module = _module_of(command)
-        parser = _parser(command, module)
-        args = parser.parse_args(arguments)
-        if module is None:
-            parser.print_help()
-            return USAGE_ERROR
-        status: int = module.run(args)
+        try:
+            return _run(command, arguments)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is no error
     except ModuleNotFoundError as error:
         return _say_what_to_install(command, error)
     except KeyboardInterrupt:
@@ -55,6 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         return 0
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    module = _module_of(command)
+    parser = _parser(command, module)
+    args = parser.parse_args(arguments)
+    if module is None:
+        parser.print_help()
+        return USAGE_ERROR
+    status: int = module.run(args)
     return status
 
 

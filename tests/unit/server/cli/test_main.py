@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -90,6 +91,36 @@ def test_an_interrupt_or_a_reader_that_has_gone_ends_it_quietly(
     with (tmp_path / "out").open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert cli.main(["health"]) == status
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["next", "* * * * *", "-n", "3"],  # all of it in one buffer, written at the end
+        ["next", "* * * * *", "-n", "10000"],
+        ["next", "10s", "--json"],
+        ["next", "--help"],
+        ["runs", "--help"],
+        ["--version"],
+    ],
+    ids=" ".join,
+)
+def test_output_that_nobody_reads_any_more_is_no_error(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "anarchon_server", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_command_line_imports_only_the_standard_library_until_a_command_is_chosen() -> None:
