@@ -105,9 +105,13 @@ def _show_change(args: argparse.Namespace, found: run_pb2.Run) -> None:
 
 
 def _runs(args: argparse.Namespace, admin: AdminClient, limit: int) -> Iterator[run_pb2.Run]:
-    wanted = {_PREFIX + state.upper() for state in args.state}
-    states = [value for name, value in run_pb2.RunState.items() if name in wanted]
-    return admin.list_runs(job=args.job, states=states, limit=limit)
+    return admin.list_runs(job=args.job, states=map(_state, args.state), limit=limit)
+
+
+def _state(word: str) -> run_pb2.RunState:
+    # The stubs type a value's number and its name alike; only the lookup by name is untyped.
+    value: run_pb2.RunState = getattr(run_pb2, _PREFIX + word.upper())
+    return value
 
 
 def _row(found: run_pb2.Run) -> tuple[str, ...]:
