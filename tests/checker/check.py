@@ -388,6 +388,8 @@ def _missed_needlessly(history: _History) -> Iterable[Violation]:
         rows = history.saved.get(key)
         if due.missed_at > history.end_at or (rows and rows[-1].reason != "missed"):
             continue
+        if rows and rows[-1].at < due.at:
+            continue  # settled before: the store's clock was set back, and came to it again
         if due.missed_at - due.at < due.deadline_ms:
             continue  # the store's clock was set forward meanwhile
         able = history.able.throughout(due.job, due.at, due.missed_at, due.schedule_id)
@@ -466,6 +468,8 @@ def _kept_alive_by_nobody(history: _History) -> Iterable[Violation]:
         last = states[-1]
         if last.final or not last.token or last.freed or history.lease_end(last) < history.end_at:
             continue
+        if last.slot > last.store_at:
+            continue  # the store's clock was set back: it waits for its time (I7)
         job = history.jobs[key[0]]
         patience = 2 * (job.witness_ms + job.takeover_ms)
         handler = history.handlers.get(last.token)

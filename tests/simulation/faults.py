@@ -183,7 +183,7 @@ def store_clock(world: World, host: Host, rng: random.Random) -> None:
     by_ms = rng.choice((small, rng.randint(-9_000, 9_000), 40_000, -40_000, 3_600_000, -3_600_000))
     world.set_store_clock(by_ms)
     if abs(by_ms) > 20_000:
-        calm_in = world.plan.calm_at - world.timeline.now
+        calm_in = world.plan.calm_at - world.timeline.now - 1
         mended_in = min(rng.randint(200, 8_000), calm_in)
         world.timeline.after(mended_in, lambda: world.set_store_clock(-by_ms))
 

@@ -229,6 +229,8 @@ class Sidecar:
                 self._watched.discard(command.session_id)
             case m.Log():
                 self.log.append((self._timeline.now, command))
+                if command.event == "run_not_accepted":
+                    self.host.disturb(self.host.world.longest_lease_ms * 2)
             case m.Stopped():
                 self._timeline.after(0, self.host.sidecar_stopped)
 

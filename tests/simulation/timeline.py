@@ -76,6 +76,19 @@ class SimClock:
         self.boots += 1
         self.booted_at = self._timeline.now
 
+    def showing_since(self, wall_ms: int) -> int | None:
+        """Since when the wall clock has shown `wall_ms` or more without a break; None: it does not."""
+        since: int | None = None
+        for place, (start, wrong_by_ms) in enumerate(self.settings):
+            last = place + 1 == len(self.settings)
+            end = self._timeline.now + 1 if last else self.settings[place + 1][0]
+            crosses_at = wall_ms - EPOCH_MS - wrong_by_ms
+            if crosses_at >= end:
+                since = None
+            elif crosses_at > start or since is None:
+                since = max(start, crosses_at)
+        return since
+
     def first_showed(self, wall_ms: int, since: int = 0) -> int:
         """The first true time from `since` on at which the wall clock showed `wall_ms` or more."""
         for place, (start, wrong_by_ms) in enumerate(self.settings):

@@ -90,6 +90,11 @@ class World:
         """What the job's handlers do."""
         return self.job(name).work
 
+    @property
+    def longest_lease_ms(self) -> int:
+        """The longest lease of all jobs."""
+        return max(job.lease_ms for job in self.plan.jobs)
+
     def set_store_clock(self, by_ms: int) -> None:
         """Moves the store's wall clock: the machine's, where it has none of its own."""
         clock = self.storage.clock
@@ -183,7 +188,9 @@ class World:
             deadline = job.start_deadline(slot, following)
             at = clock.first_showed(slot, stretch.begun_at)
             missed_at = clock.first_showed(slot + deadline + 1, at)
-            required = slot <= stretch.settled or (held and missed_at <= planned_by)
+            past_since = clock.showing_since(slot + deadline + 1)
+            past = past_since is not None and past_since <= planned_by
+            required = slot <= stretch.settled or (held and past)
             slots.append(
                 SlotDue(
                     at, stretch.job, stretch.schedule_id, slot, deadline, missed_at, required, exact

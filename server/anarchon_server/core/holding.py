@@ -54,9 +54,9 @@ class Hold:
 
     `confirmed` is false after a suspension until the store has renewed the lease (S4);
     `handed_over` once it was sent to its session, `accepted` once the client named it;
-    `silences` counts the KeepAlives in a row that did not, `resent` the times it was sent
-    again. `finished`: its result waits for the store. `lapsing`: it is renewed no more.
-    `cancel_stored`: the store has the request to cancel it.
+    `silences` counts the KeepAlives in a row that did not, `sent_at` is when it was sent last,
+    `resent` the times it was sent again. `finished`: its result waits for the store.
+    `lapsing`: it is renewed no more. `cancel_stored`: the store has the request to cancel it.
     """
 
     token: str
@@ -81,6 +81,7 @@ class Hold:
     finished: bool = False
     lapsing: bool = False
     silences: int = 0
+    sent_at: int = 0
     resent: int = 0
     timeout_at: int | None = None
     started_at: int | None = None
@@ -273,6 +274,7 @@ class Holding:
 
     def _assignment(self, hold: Hold) -> Assignment:
         context = self._context
+        hold.sent_at = context.now
         if not hold.handed_over:
             hold.handed_over = True
             if hold.timeout_ms is not None:
@@ -302,10 +304,14 @@ class Holding:
         lost = tuple(
             gone for token in tokens if (gone := self._judge_named(session, token)) is not None
         )
+        place_of = self._context.sessions.place_of
+        session.strangers = sum(place_of(gone.token) is not session for gone in lost)
+        if self._context.now >= session.blocked_until:
+            session.blocked = False
         for token in tuple(session.places):
             hold = self._holds.get(token)
             if token in tokens:
-                session.blocked = False
+                session.unblock()
             elif hold is None:
                 if token not in self._results and token in session.ended:
                     self._context.sessions.leave(token)  # stopped at last, without a report
@@ -328,7 +334,11 @@ class Holding:
         return Lost(token, session.ended.get(token, CancelReason.FENCED))
 
     def _not_named(self, session: Session, hold: Hold) -> None:
-        """Protocol: twice in a row unnamed, it is sent again; after two such, given back."""
+        """Protocol: twice in a row unnamed, it is sent again; after two such, given back.
+
+        Not before two sessions' times after it was sent last: by then a client that got it late has
+        either named it, or lost the trust in which it could have started it (I4).
+        """
         hold.silences += 1
         if hold.silences < limits.SILENCES_BEFORE_RESEND:
             return
@@ -337,8 +347,11 @@ class Holding:
             hold.resent += 1
             self._context.send(session, Assigned((self._assignment(hold),)))
             return
+        if self._context.now < hold.sent_at + 2 * session.ttl_ms:
+            return
         reason = Reason.RUNNER_LOST if hold.accepted else Reason.NOT_ACCEPTED
-        session.blocked = not hold.accepted
+        if not hold.accepted:
+            session.block(self._context.now)
         self._context.log(
             Level.WARNING, "run_not_accepted", job=hold.job, slot=hold.slot, attempt=hold.attempt
         )

@@ -22,7 +22,9 @@ class Session:
     `ttl_ms` is the longest time for which the client may still believe in the session;
     `offered_ms` what it was told last (S15: a shorter one counts once the client has it).
     `places` maps each token that takes a place to its job; `ended` names those of them that
-    the client was told to stop and that are no longer held, with the reason.
+    the client was told to stop and that are no longer held, with the reason. `strangers` counts
+    what the client runs besides, and should not. A client that leaves what it is sent unaccepted
+    is `blocked`, until `blocked_until` at most; `refusals` counts how often in a row.
     """
 
     session_id: str
@@ -37,6 +39,9 @@ class Session:
     fresh: bool = False
     draining: bool = False
     blocked: bool = False
+    blocked_until: int = 0
+    refusals: int = 0
+    strangers: int = 0
     places: dict[str, str] = field(default_factory=dict)
     ended: dict[str, CancelReason] = field(default_factory=dict)
 
@@ -52,10 +57,21 @@ class Session:
         """Whether the client's trust always ends before such a lease does (S15)."""
         return self.ttl_ms + heartbeat_ms + limits.lease_margin(lease_ms) <= lease_ms
 
+    def block(self, now: int) -> None:
+        """It left an attempt unaccepted: no more for a time, twice as long each time in a row."""
+        self.blocked = True
+        self.blocked_until = now + (self.ttl_ms << min(self.refusals, limits.REFUSALS_DOUBLED))
+        self.refusals += 1
+
+    def unblock(self) -> None:
+        """It accepts what it is sent."""
+        self.blocked = False
+        self.refusals = 0
+
     @property
     def room(self) -> int:
         """How many more attempts it can run."""
-        return self.max_concurrency - len(self.places)
+        return self.max_concurrency - len(self.places) - self.strangers
 
 
 class Sessions:

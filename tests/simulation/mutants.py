@@ -1,0 +1,404 @@
+"""Mistakes put into the engine and the store's rules on purpose, to show that the simulator bites.
+
+Each mutant is a context: inside it the mistake is made. `MUTANTS` names them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from anarchon_backends import memory
+from anarchon_server.core import engine, machine
+from anarchon_server.core.claiming import Claiming
+from anarchon_server.core.context import Context
+from anarchon_server.core.holding import Hold, Holding
+from anarchon_server.core.jobs import Jobs
+from anarchon_server.core.lanes import Call, Lanes
+from anarchon_server.core.lease import StoreTime
+from anarchon_server.core.messages import StoreFailed
+from anarchon_server.core.model import Attempt, Run
+from anarchon_server.core.sessions import Session
+from anarchon_server.core.store import (
+    Claim,
+    ClaimOutcome,
+    Completion,
+    Plan,
+    Release,
+    Renewal,
+    TokenOutcome,
+)
+from tests.simulation.world import Mistakes
+
+Mutant = Callable[[], AbstractContextManager[object]]
+
+
+def trust_counted_from_the_reply() -> AbstractContextManager[object]:
+    """S15: the sidecar believes in a lease from when it heard of it."""
+    replied = Lanes.replied
+
+    def late(self: Lanes, call_id: int) -> Call:
+        call = replied(self, call_id)
+        return replace(call, sent_at=max(call.sent_at, _NOW[0]))
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        step = engine.Engine.step
+
+        def noting(self: engine.Engine, now: int, event: Any) -> Any:
+            _NOW[0] = now
+            return step(self, now, event)
+
+        with patch.object(engine.Engine, "step", noting), patch.object(Lanes, "replied", late):
+            yield
+
+    return both()
+
+
+_NOW = [0]
+
+
+def client_trust_counted_from_the_answer() -> AbstractContextManager[object]:
+    """Protocol: the client believes in a session from when it heard of it."""
+    return patch.object(Mistakes, "trust_from", lambda self, sent_at, answered_at: answered_at)
+
+
+def no_margin() -> AbstractContextManager[object]:
+    """S16: the sidecar believes in a lease to its very end."""
+    return patch(
+        "anarchon_server.core.holding.trust_end", lambda sent_at, lease_ms: sent_at + lease_ms
+    )
+
+
+def renewal_without_token_check() -> AbstractContextManager[object]:
+    """S17: any renewal of the run is taken for its holder's."""
+
+    def judged(renewal: Renewal, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
+        if run is not None and run.current is not None and run.token != renewal.token:
+            incarnation = run.current.incarnation
+            renewal = replace(renewal, token=run.token, incarnation=incarnation)
+        return machine.judge_renewal(renewal, now, run)
+
+    return patch.object(memory, "judge_renewal", judged)
+
+
+def completion_without_token_check() -> AbstractContextManager[object]:
+    """S17: any result ends the run."""
+
+    def judged(
+        completion: Completion, now: machine.Moment, run: Run | None, past: Attempt | None
+    ) -> machine.TokenVerdict:
+        if run is not None and run.current is not None:
+            completion = replace(completion, token=run.token)
+        return machine.judge_completion(completion, now, run, past)
+
+    return patch.object(memory, "judge_completion", judged)
+
+
+def release_by_another_holder() -> AbstractContextManager[object]:
+    """S17: whoever knows the token may release it, also after an adoption."""
+
+    def judged(release: Release, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
+        if run is not None and run.current is not None:
+            release = replace(release, incarnation=run.current.incarnation)
+        return machine.judge_release(release, now, run)
+
+    return patch.object(memory, "judge_release", judged)
+
+
+def reclaim_keeps_the_lease() -> AbstractContextManager[object]:
+    """S11: a claim that is asked again is WON, and its lease runs from the first time."""
+
+    def judged(claim: Claim, now: machine.Moment, *rest: Any) -> machine.ClaimVerdict:
+        verdict = machine.judge_claim(claim, now, *rest)
+        run: Run | None = rest[2]
+        if run is not None and run.token == claim.token and verdict.saved:
+            return replace(verdict, saved=())
+        return verdict
+
+    return patch.object(memory, "judge_claim", judged)
+
+
+def unknown_taken_for_lost() -> AbstractContextManager[object]:
+    """S11: a claim without an answer is given up."""
+    failed, answered = engine.Engine._failed, Claiming._answered
+
+    def surely(self: engine.Engine, event: StoreFailed) -> None:
+        failed(self, replace(event, unknown=False))
+
+    def lost(self: Claiming, wish: Any, claim: Claim, answer: Any, sent_at: int) -> None:
+        if answer.outcome is ClaimOutcome.UNKNOWN:
+            answer = replace(answer, outcome=ClaimOutcome.LATE)
+        answered(self, wish, claim, answer, sent_at)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.object(engine.Engine, "_failed", surely):
+            with patch.object(Claiming, "_answered", lost):
+                yield
+
+    return both()
+
+
+def overlap_not_looked_at() -> AbstractContextManager[object]:
+    """S18: no run is ever in the way."""
+    return patch.object(machine, "_in_the_way", lambda claim, now, others: ((), None))
+
+
+def overlap_skips_before_its_time() -> AbstractContextManager[object]:
+    """S18: a claim that comes early and finds a run unfinished is skipped at once."""
+    first_claim = machine._first_claim
+
+    def hasty(claim: Claim, now: machine.Moment, *rest: Any) -> machine.ClaimVerdict:
+        ahead = replace(now, at_us=max(now.at_us, claim.slot * 1_000))
+        return first_claim(claim, ahead, *rest)
+
+    return patch.object(machine, "_first_claim", hasty)
+
+
+def takeover_without_second_witness() -> AbstractContextManager[object]:
+    """S19: the store's clock alone says that a lease is over."""
+    return patch.object(machine, "_witnessed", lambda claim, now: True)
+
+
+def lease_not_looked_at() -> AbstractContextManager[object]:
+    """S19: whoever asks may take a run over."""
+    return patch.object(machine, "_over", lambda run, now, witnessed: True)
+
+
+def takeover_of_another_attempt() -> AbstractContextManager[object]:
+    """S19: a claim need not have seen the present attempt, and nobody counts the lost ones."""
+    return patch.object(machine, "_ended_instead", lambda run, now: None)
+
+
+def nobody_takes_over() -> AbstractContextManager[object]:
+    """S19: what others run is nobody's business."""
+    return patch.object(Claiming, "_wish_to_take_over", lambda self, view: None)
+
+
+def looks_only_with_the_heartbeat_of_a_minute() -> AbstractContextManager[object]:
+    """S19: a backup looks too rarely."""
+    return patch.object(Jobs, "heartbeat_ms", property(lambda self: 60_000))
+
+
+def settled_never_moves() -> AbstractContextManager[object]:
+    """S20: the plan does not say how far it came."""
+
+    def judged(plan: Plan, now: machine.Moment, *rest: Any) -> machine.PlanVerdict:
+        return machine.PlanVerdict(machine.PlanAnswer(True, rest[1]))
+
+    return patch.object(memory, "judge_plan", judged)
+
+
+def settled_moves_too_far() -> AbstractContextManager[object]:
+    """S20: a claim moves it past slots that nobody settled."""
+    return patch.object(machine, "_settled_after", lambda claim, settled: max(settled, claim.slot))
+
+
+def planned_too_early() -> AbstractContextManager[object]:
+    """S20: a slot is missed as soon as it is due."""
+    deadline = "anarchon_server.core.policy.Job.start_deadline"
+    plan = Jobs._plan
+
+    def hasty(self: Jobs, state: Any) -> Plan:
+        with patch(deadline, lambda self, slot, following: 0):
+            return plan(self, state)
+
+    return patch.object(Jobs, "_plan", hasty)
+
+
+def rest_not_counted() -> AbstractContextManager[object]:
+    """S20: missed slots past the limit vanish."""
+    missed = machine._missed
+
+    def uncounted(job: str, slot: int, now: machine.Moment, covered: int) -> machine.Saved:
+        return missed(job, slot, now, min(covered, 1))
+
+    return patch.object(machine, "_missed", uncounted)
+
+
+def handed_over_early() -> AbstractContextManager[object]:
+    """S2: what was won early is handed to the client at once."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        slot_due, receiver = Claiming.slot_due, Holding._receiver
+
+        def sooner(self: Claiming, name: str) -> None:
+            with patch.object(Context, "store_now", _SOONER):
+                slot_due(self, name)
+
+        def at_once(self: Holding, hold: Hold) -> Session | None:
+            with patch.object(Context, "store_now", _SOONER):
+                return receiver(self, hold)
+
+        come_to = Jobs._come_to
+
+        def earlier(self: Jobs, state: Any, slot: int | None, previous: int | None) -> None:
+            come_to(self, state, slot, previous)
+            if slot is not None:
+                moment = self._context.store_time.when(slot) - _SOONER_MS
+                self._context.timers.set(("slot", state.job.name), moment)
+
+        with (
+            patch.object(Claiming, "slot_due", sooner),
+            patch.object(Holding, "_receiver", at_once),
+            patch.object(Jobs, "_come_to", earlier),
+        ):
+            yield
+
+    return both()
+
+
+_SOONER_MS = 800
+_SOONER = property(lambda self: self.store_time.at(self.now) + _SOONER_MS)
+
+
+def claims_without_room() -> AbstractContextManager[object]:
+    """S13: the client's `max_concurrency` does not count, so that it refuses what is won."""
+    return patch.object(Session, "room", property(lambda self: 1))
+
+
+def full_instances_stay_silent() -> AbstractContextManager[object]:
+    """S13: who has room again does not claim what it left to others."""
+    return patch.object(Claiming, "_worth_sending_without_room", lambda self, wish: _gives_up(wish))
+
+
+def _gives_up(wish: Any) -> bool:
+    wish.not_before = 1 << 62
+    return False
+
+
+def released_while_the_client_may_run() -> AbstractContextManager[object]:
+    """S25: a lost session's runs are released at once."""
+    return patch.object(
+        Holding, "give_back_later", lambda self, hold: self.give_back(hold, "runner_lost")
+    )
+
+
+def broken_stream_taken_for_a_death() -> AbstractContextManager[object]:
+    """S24: when a stream breaks, its runs are released."""
+    from anarchon_server.core.attaching import Attaching
+
+    def dead(self: Attaching, event: Any) -> None:
+        session = self._context.sessions.get(event.session_id)
+        if session is not None and session.stream_id == event.stream_id:
+            for hold in self._part_with(session):
+                self._holding.give_back(hold, "runner_lost")
+
+    return patch.object(Attaching, "stream_ended", dead)
+
+
+def suspension_not_doubted() -> AbstractContextManager[object]:
+    """S4, S16: trust that ran out is not noticed."""
+    return patch.object(Holding, "trust_over", lambda self, token: None)
+
+
+def cancelled_runs_renewed_for_ever() -> AbstractContextManager[object]:
+    """S21a: a handler that ignores its timeout keeps its lease."""
+    return patch.object(Holding, "grace_over", lambda self, token: None)
+
+
+def fence_does_not_grow() -> AbstractContextManager[object]:
+    """S17: the fence is the slot's."""
+    won = machine._won
+
+    def same(claim: Claim, now: machine.Moment, job: Any, *rest: Any) -> machine.ClaimVerdict:
+        verdict = won(claim, now, replace(job, fence=0), *rest)
+        return replace(verdict, job=replace(verdict.job, fence=0))
+
+    return patch.object(machine, "_won", same)
+
+
+def final_runs_taken_over() -> AbstractContextManager[object]:
+    """S2: a delayed duplicate of a claim runs a final run again."""
+    claim_of_a_row = machine._claim_of_a_row
+
+    def again(
+        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run
+    ) -> machine.ClaimVerdict:
+        if run.token == claim.token and run.current and run.state.final:
+            return machine._won(claim, now, job, settled, machine.Saved(replace(run, current=None)))
+        return claim_of_a_row(claim, now, job, settled, run)
+
+    return patch.object(machine, "_claim_of_a_row", again)
+
+
+def forgets_the_second_claim_of_a_token() -> AbstractContextManager[object]:
+    """S11: the store does not know its own winner."""
+    claim_of_a_row = machine._claim_of_a_row
+
+    def stranger(
+        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run
+    ) -> machine.ClaimVerdict:
+        return claim_of_a_row(replace(claim, token="another"), now, job, settled, run)
+
+    return patch.object(machine, "_claim_of_a_row", stranger)
+
+
+def adoption_is_refused() -> AbstractContextManager[object]:
+    """S26: a restarted sidecar leaves what its client runs to its lease."""
+
+    def judged(renewal: Renewal, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
+        verdict = machine.judge_renewal(renewal, now, run)
+        if not renewal.adopt:
+            return verdict
+        answer = replace(verdict.answer, outcome=TokenOutcome.FENCED)
+        return machine.TokenVerdict(answer)
+
+    return patch.object(memory, "judge_renewal", judged)
+
+
+def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
+    """S19: the second witness never looks."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(StoreTime, "_is_step", lambda self, fresh: False),
+            patch.object(machine, "_as_expected", lambda claim, now: True),
+        ):
+            yield
+
+    return both()
+
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        trust_counted_from_the_reply,
+        client_trust_counted_from_the_answer,
+        no_margin,
+        renewal_without_token_check,
+        completion_without_token_check,
+        release_by_another_holder,
+        reclaim_keeps_the_lease,
+        unknown_taken_for_lost,
+        overlap_not_looked_at,
+        overlap_skips_before_its_time,
+        takeover_without_second_witness,
+        lease_not_looked_at,
+        takeover_of_another_attempt,
+        nobody_takes_over,
+        looks_only_with_the_heartbeat_of_a_minute,
+        settled_never_moves,
+        settled_moves_too_far,
+        planned_too_early,
+        rest_not_counted,
+        handed_over_early,
+        claims_without_room,
+        full_instances_stay_silent,
+        released_while_the_client_may_run,
+        broken_stream_taken_for_a_death,
+        suspension_not_doubted,
+        cancelled_runs_renewed_for_ever,
+        fence_does_not_grow,
+        final_runs_taken_over,
+        forgets_the_second_claim_of_a_token,
+        adoption_is_refused,
+        steps_of_the_clock_go_unseen,
+    )
+}
