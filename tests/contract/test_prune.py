@@ -67,6 +67,24 @@ async def test_s02_no_pruned_slot_is_ever_claimed_or_planned(cluster: Cluster, o
     assert answer.outcome == "late", "also for a schedule that comes later"
 
 
+async def test_s02_the_floor_holds_where_the_clock_was_set_back(
+    cluster: Cluster, one: Node
+) -> None:
+    """A schedule that begins in the past, as it seems, does not bring pruned slots back."""
+    await one.register(SHORT_WINDOW)
+    await run_through(cluster, one, 10)
+    cluster.advance(5 * 60 * SECOND)
+    await one.register(SHORT_WINDOW)
+    assert await one.prune(history_max=0) == 10
+    cluster.step(T0 + 20 * SECOND - cluster.now)
+    await one.register(definition(period=5 * SECOND))
+    cluster.advance_to(T0 + 50 * SECOND)
+    fives = {"schedule_id": "every:5s", "previous_slot": None}
+    assert (await one.claim(T0 + 50 * SECOND, **fives)).outcome == "late"
+    cluster.advance_to(T0 + 105 * SECOND)
+    assert (await one.claim(T0 + 105 * SECOND, **fives)).outcome == "won"
+
+
 async def test_s02_the_floor_stays_below_the_catch_up_window(cluster: Cluster, one: Node) -> None:
     await one.register(definition(window=HOUR))
     await run_through(cluster, one, 5)

@@ -42,7 +42,8 @@ def open_store(url: str, options: port.OpenOptions) -> port.Store:
     scheme, _, rest = url.partition(":")
     if rest.startswith("//"):
         rest = rest[2:] if rest.startswith("///") else ""
-    if scheme != "sqlite" or not rest or rest.startswith(":") or set("?#\0") & set(rest):
+    no_file = not rest or rest.startswith(":") or rest.endswith("/")
+    if scheme != "sqlite" or no_file or set("?#\0") & set(rest):
         raise StoreRefused(
             "a SQLite store is sqlite:///absolute/path.db or sqlite:relative.db, a file on this "
             "host without options after it (for a store in memory: memory:)"
@@ -73,6 +74,9 @@ class SqliteStore:
         self._freed_before = 0
         self._pruned_to = ""
 
+    def __str__(self) -> str:
+        return f"sqlite file {self._file}"
+
     @property
     def capabilities(self) -> port.Capabilities:
         """What this backend can do."""
@@ -93,9 +97,7 @@ class SqliteStore:
         """Ends what runs within the call's bound, then the connections and their threads."""
         connections, self._connections = self._connections, []
         for connection in connections:
-            with suppress(TimeoutError, sqlite3.Error):
-                async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
-                    await connection.close()
+            await connection.shut(self._options.op_timeout_ms / 1_000)
 
     async def _connect(self, connector: Callable[[], sqlite3.Connection]) -> Connection:
         connection = Connection(connector)
@@ -137,9 +139,7 @@ class SqliteStore:
             db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             _roll_back(db)
-            code = error.sqlite_errorcode & 0xFF
-            undone = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
-            failure = StoreUnavailable if undone else OutcomeUnknown
+            failure = StoreUnavailable if _surely_undone(error) else OutcomeUnknown
             raise failure(f"{self._file}: {error}, while it committed") from error
         return answer
 
@@ -378,7 +378,16 @@ class SqliteStore:
         finally:
             if connection in self._connections:
                 self._connections.remove(connection)
-                await connection.close()
+                await connection.shut(self._options.op_timeout_ms / 1_000)
+
+
+def _surely_undone(error: sqlite3.Error) -> bool:
+    """Whether a failed COMMIT left nothing: it could not begin, or could not write its pages.
+
+    What fails after that (the journal's end, a sync) may leave it done.
+    """
+    busy_or_full = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL)
+    return busy_or_full or error.sqlite_errorcode == sqlite3.SQLITE_IOERR_WRITE
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

@@ -42,6 +42,16 @@ class Connection(aiosqlite.Connection):
             raise StoreUnavailable("the store is closed") from None
         return answer
 
+    async def shut(self, within_s: float) -> None:
+        """Ends the thread after what it is doing now, and waits for that for so long at most.
+
+        `close` would wait for as long as it takes.
+        """
+        ended = self.stop()
+        if ended is not None:
+            ended.add_done_callback(lambda each: each.cancelled() or each.exception())
+            await asyncio.wait([ended], timeout=within_s)
+
 
 class Call(Generic[_T]):
     """Work for the connection's thread, which can be withdrawn for as long as it waits there."""

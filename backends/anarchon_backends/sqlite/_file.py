@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import sqlite3
 import tempfile
@@ -123,7 +124,7 @@ class File:
 
     @property
     def report(self) -> port.StoreReport:
-        return port.StoreReport(str(self), tuple(self._verified), tuple(self._doubts))
+        return port.StoreReport(f"sqlite file {self}", tuple(self._verified), tuple(self._doubts))
 
     def open(self) -> sqlite3.Connection:
         """Checks and connects; makes the file and its tables where they are missing."""
@@ -231,9 +232,9 @@ class File:
                 f"{self} has schema version {version}, and this version of Anarchon knows "
                 f"{_SCHEMA_VERSION}: run the version that wrote it, or name another file"
             )
-        wal = _wal_is_safe(self._library) if fresh else pragma("journal_mode") == "wal"
+        wal = wal_is_safe(self._library) if fresh else pragma("journal_mode") == "wal"
         library = ".".join(map(str, self._library))
-        if wal and not _wal_is_safe(self._library):
+        if wal and not wal_is_safe(self._library):
             raise StoreRefused(
                 f"{self} is in WAL mode, in which SQLite {library} can lose commits (the WAL-reset "
                 "bug): use SQLite 3.51.3 or newer in every instance"
@@ -292,7 +293,7 @@ class File:
         return int(version)
 
 
-def _wal_is_safe(library: Library) -> bool:
+def wal_is_safe(library: Library) -> bool:
     """Whether this SQLite is free of the WAL-reset bug (sqlite.org/wal.html#walresetbug)."""
     fixed_in = {(3, 44): 6, (3, 50): 7, (3, 51): 3}
     least = fixed_in.get(library[:2])
@@ -303,13 +304,13 @@ def _file_system(directory: Path, mountinfo: str | None) -> str:
     """The type of the file system that holds the directory; empty where it is not known."""
     if mountinfo is None:
         try:
-            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+            mountinfo = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
         except OSError:
             return ""
     best, kind = "", ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
-        mount = left.split(" ")[4].encode().decode("unicode_escape")
+        mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split(" ")[4])
         inside = directory == Path(mount) or Path(mount) in directory.parents
         if inside and len(mount) >= len(best):  # of equal ones the later covers the earlier
             best, kind = mount, right.split(" ")[0]
