@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 
 from anarchon_server.core.slots.errors import ScheduleError
 from anarchon_server.core.slots.grammar import parse_expression
 from anarchon_server.core.slots.identity import identity_of
 from anarchon_server.core.slots.wall import Wall
 from anarchon_server.core.slots.words import clock, moved_in_words, notes_on, times_in_words
-from anarchon_server.core.slots.zones import ClockChange, Stretch, zone_named
+from anarchon_server.core.slots.zones import ClockChange, Offsets, Stretch, zone_named
 
 HORIZON_S = 7_258_118_400
 """2200-01-01T00:00:00Z. Cron slots are from the epoch to before this."""
@@ -21,6 +22,9 @@ CAUGHT_UP_S = 3 * 3600
 
 _NEARBY_S = 2 * 86_400
 """More than an offset and a clock change together: farther away, neither brings a match nearer."""
+
+_HOUR_S = 3600
+_EVERY_SECOND = (1 << _HOUR_S) - 1
 
 
 class Cron:
@@ -40,7 +44,7 @@ class Cron:
         self.expression = expression
         self.time_zone = time_zone or "UTC"
         self.job = job
-        self._zone = zone_named(self.time_zone)
+        self._zone: Offsets = zone_named(self.time_zone)
         self._wall = Wall(times)
         self._wildcard = times.wildcard
         self._identity: str | None = None
@@ -125,16 +129,21 @@ class Cron:
         """Iterate over the zone's changes after `start_ms` and not after `end_ms`."""
         return self._zone.changes(start_ms // 1000, end_ms // 1000)
 
-    def outlook(self, from_ms: int, until_ms: int) -> str:
-        """Return the zone's offsets from `from_ms` to `until_ms` as a text to compare.
+    def elsewhere(self, offsets: Offsets) -> Cron:
+        """Return this schedule as it is where the zone is `offsets`: in another database."""
+        there = copy(self)
+        there._zone = offsets
+        return there
 
-        Two instances whose texts are equal have equal slots then, whatever the versions of their
-        time zone databases.
+    def hides(self, shift_s: int) -> bool:
+        """Say whether clocks that are `shift_s` wrong give the same slots, whenever that is.
+
+        So it is where all hours and days are alike: of `*/15 * * * *` with whole hours.
         """
-        changes = self.clock_changes(from_ms, until_ms)
-        offsets = [f"{change.after_s:+} from {change.at_ms}" for change in changes]
-        first = f"{self._zone.offset_s(from_ms // 1000):+}"
-        return f"{self.time_zone} {', '.join([first, *offsets])}"
+        if not self._wildcard or not self._wall.is_alike_each_hour():
+            return False
+        hour, shift_s = self._wall.hour_mask(), shift_s % _HOUR_S
+        return (hour >> shift_s | hour << _HOUR_S - shift_s) & _EVERY_SECOND == hour
 
     @property
     def description(self) -> str:

@@ -64,6 +64,8 @@ _NEIGHBOURS = tuple(
     if following[:2] == (shape[0] % 12 + 1, (shape[1] + shape[2]) % 7)
 )
 
+_EVERY_HOUR = (1 << 24) - 1
+
 
 class Wall:
     """The wall times that match `times`, from December 1969 to January 2200.
@@ -132,6 +134,16 @@ class Wall:
             self._least_gap_days() * DAY_S - self._last_time + self._first_time,
         ]
         return min(gaps)
+
+    def is_alike_each_hour(self) -> bool:
+        """Say whether what matches in one hour matches in every hour of every day."""
+        every_day = all(self.day_mask(*shape) == (1 << shape[2]) - 1 for shape in MONTH_SHAPES)
+        return every_day and self.times.hours == _EVERY_HOUR
+
+    def hour_mask(self) -> int:
+        """Return the seconds of an hour that match: bit n stands for the second n."""
+        minutes = (minute for minute in range(60) if self.times.minutes >> minute & 1)
+        return sum(self.times.seconds << 60 * minute for minute in minutes)
 
     # ── Days ────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,6 +5,7 @@ machine. Reads each zone's file once; imports the standard library and `tzdata` 
 from __future__ import annotations
 
 import importlib.resources
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -49,7 +50,29 @@ class ClockChange(NamedTuple):
     after_s: int
 
 
-class Zone:
+class Offsets(ABC):
+    """Local time minus UTC, at every moment: as stretches in which it does not change."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def stretch_at(self, second: int) -> Stretch:
+        """Return the stretch that `second` (since the epoch) is in."""
+
+    def offset_s(self, second: int) -> int:
+        """Return local time minus UTC at `second`."""
+        return self.stretch_at(second).offset_s
+
+    def changes(self, after_s: int, upto_s: int) -> Iterator[ClockChange]:
+        """Iterate over the changes later than `after_s` and not later than `upto_s`."""
+        stretch = self.stretch_at(after_s)
+        while stretch.end_s <= upto_s:
+            before, stretch = stretch, self.stretch_at(stretch.end_s)
+            if before.offset_s != stretch.offset_s:
+                yield ClockChange(stretch.start_s * 1000, before.offset_s, stretch.offset_s)
+
+
+class Zone(Offsets):
     """A time zone by its IANA name; get one with `zone_named`.
 
     Computed year by year when first asked about. Safe in several threads: a year is computed
@@ -65,7 +88,7 @@ class Zone:
         self._recent = Stretch(0, 0, 0, 0, 0)
 
     def stretch_at(self, second: int) -> Stretch:
-        """Return the stretch that `second` (since the epoch) is in. A stretch ends with its year."""
+        """Return the stretch that `second` is in. A stretch ends with its year."""
         recent = self._recent
         if recent.start_s <= second < recent.end_s:
             return recent
@@ -77,18 +100,6 @@ class Zone:
         starts, stretches = known
         self._recent = recent = stretches[bisect_right(starts, second) - 1]
         return recent
-
-    def offset_s(self, second: int) -> int:
-        """Return local time minus UTC at `second`."""
-        return self.stretch_at(second).offset_s
-
-    def changes(self, after_s: int, upto_s: int) -> Iterator[ClockChange]:
-        """Iterate over the changes later than `after_s` and not later than `upto_s`."""
-        stretch = self.stretch_at(after_s)
-        while stretch.end_s <= upto_s:
-            before, stretch = stretch, self.stretch_at(stretch.end_s)
-            if before.offset_s != stretch.offset_s:
-                yield ClockChange(stretch.start_s * 1000, before.offset_s, stretch.offset_s)
 
     def _stretches_of(self, year: int) -> list[Stretch]:
         year_start = _seconds(datetime(year, 1, 1, tzinfo=UTC))

@@ -456,15 +456,6 @@ def test_s08_what_a_clock_change_did_to_a_slot_is_said(text: str, slot: str, rem
     assert schedule.remark(ms(slot)) == remark
 
 
-def test_s05_an_outlook_tells_databases_apart_where_slots_differ() -> None:
-    schedule = Cron("0 8 * * *", "Europe/Athens")
-    november = ms("2026-11-01T00:00:00Z")
-    assert schedule.outlook(NEW_YEAR, NEW_YEAR + 30 * DAY_MS) == "Europe/Athens +7200"
-    assert schedule.outlook(november - 30 * DAY_MS, november) == (
-        "Europe/Athens +10800, +7200 from 1792890000000"
-    )
-
-
 def test_the_offset_of_a_zone_is_local_time_minus_utc() -> None:
     athens = zone_named("Europe/Athens")
     assert athens.offset_s(seconds("2026-01-01T00:00:00Z")) == 7_200
