@@ -169,10 +169,10 @@ class Claiming:
     def pump(self) -> None:
         """Sends the next batch of claims, if there is one and it may go."""
         context = self._context
-        if not self._wishes or not context.lanes.free(Lane.CLAIM, context.now):
+        if not self._wishes:
             return
         self._drop_the_hopeless()
-        if not context.clock_usable:
+        if not context.clock_usable or not context.lanes.free(Lane.CLAIM, context.now):
             return
         asked: list[Wish] = []
         claims: list[Claim] = []
@@ -211,7 +211,7 @@ class Claiming:
         What may have been won is released instead of asked for again (S11).
         """
         context = self._context
-        for wish in tuple(self._wishes.values()):
+        for wish in [wish for wish in self._wishes.values() if not wish.in_call]:
             unwanted = context.stopping or self._jobs.registered(wish.job) is None
             late = wish.first and wish.slot < context.store_now - wish.deadline_ms
             if unwanted or (late and not wish.unknown):

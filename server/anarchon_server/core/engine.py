@@ -231,8 +231,8 @@ class Engine:
         self._store_id = reply.store_id
         for job, fence in reply.fences.items():
             known, learned_at = self._fences.get(job, (0, 0))
-            went_back = went_back or (fence < known and call.sent_at >= learned_at)
-            if fence != known and (fence > known or call.sent_at >= learned_at):
+            went_back = went_back or (fence < known and call.sent_at > learned_at)
+            if fence != known and (fence > known or call.sent_at > learned_at):
                 self._fences[job] = (fence, context.now)
         if went_back:
             context.quarantined_until = context.now + self._jobs.longest_lease_ms
@@ -336,5 +336,5 @@ class Engine:
         )
 
 
-def _the_pumps_see_it(_: object) -> None:
+def _the_pumps_see_it(*_: object) -> None:
     """A timer that only wakes the engine."""
