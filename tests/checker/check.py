@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.checker.events import (
     AbleFrom,
@@ -24,6 +25,7 @@ from tests.checker.events import (
     HandlerStepped,
     HandlerTold,
     HistoryEnded,
+    InstanceDied,
     JobKnown,
     LeasesEnded,
     ResultReceipt,
@@ -60,6 +62,7 @@ def check(events: Iterable[Event]) -> list[Violation]:
         *_missed_needlessly(history),
         *_not_accounted_for(history),
         *_taken_over_late(history),
+        *_lapsed_needlessly(history),
         *_not_told_in_time(history),
         *_kept_alive_by_nobody(history),
         *_results_without_receipt(history),
@@ -94,6 +97,7 @@ class _History:
         self.handlers: dict[str, _Handler] = {}
         self.died_at: dict[str, int] = {}
         self.frozen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.processes = [e for e in events if isinstance(e, InstanceDied)]
         for event in events:
             self._take_in(event)
         self.deadlines: dict[Key, list[int]] = defaultdict(list)
@@ -130,6 +134,10 @@ class _History:
         boot = next((at for at in self.boots if at >= run.at), FOREVER)
         return min(run.lease_until, boot)
 
+    def gone_by(self, moment: int) -> set[str]:
+        """The instances' processes that were gone by then, as their successors show."""
+        return {e.incarnation for e in self.processes if e.at <= moment}
+
     def stopped_at(self, handler: _Handler) -> int:
         """When the handler surely ran no more."""
         ends = (handler.ended_at, self.died_at.get(handler.start.app))
@@ -157,13 +165,21 @@ class _Able:
 
     def throughout(self, job: str, start: int, end: int, schedule_id: str = "") -> str | None:
         """An instance that was able from `start` to `end` without a break; None: none was."""
-        for (instance, its_job, its_schedule), spans in self._spans.items():
-            if its_job != job or (schedule_id and its_schedule != schedule_id):
-                continue
-            place = bisect_right(spans, (start, FOREVER)) - 1
-            if place >= 0 and spans[place][0] <= start and end <= spans[place][1]:
-                return instance
+        for key in self._spans:
+            if key[1] == job and schedule_id in ("", key[2]) and self._covers(key, start, end):
+                return key[0]
         return None
+
+    def spans(self, instance: str, job: str, start: int, end: int) -> bool:
+        """Whether this instance was able from `start` to `end` without a break."""
+        return any(
+            key[:2] == (instance, job) and self._covers(key, start, end) for key in self._spans
+        )
+
+    def _covers(self, key: tuple[str, str, str], start: int, end: int) -> bool:
+        spans = self._spans[key]
+        place = bisect_right(spans, (start, FOREVER)) - 1
+        return place >= 0 and spans[place][0] <= start and end <= spans[place][1]
 
 
 # ── Each event by what came before ──────────────────────────────────────────────────────────────
@@ -182,6 +198,9 @@ class _Order:
     winners: dict[tuple[str, int, int], str] = field(default_factory=dict)
     claimed_at: dict[str, int] = field(default_factory=dict)
     lost: dict[Key, int] = field(default_factory=lambda: defaultdict(int))
+    cancelled_at: dict[str, int] = field(default_factory=dict)
+    running: dict[str, dict[str, HandlerStarted]] = field(default_factory=lambda: defaultdict(dict))
+    out_of_reach: set[str] = field(default_factory=set)
     furthest: dict[str, HandlerStarted | HandlerStepped] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
@@ -200,7 +219,11 @@ class _Order:
                 case HandlerStepped():
                     self._step(event)
                 case HandlerEnded():
-                    self.ended.add(event.token)
+                    self._ended(event.token)
+                case AppDied() | AppFroze():
+                    self.out_of_reach.add(event.app)
+                case AppThawed():
+                    self.out_of_reach.discard(event.app)
                 case ResultReceipt():
                     self._receipt(event)
                 case LeasesEnded():
@@ -283,6 +306,10 @@ class _Order:
                 self._say("F8", run, key, "the lease shrank")
         if before.token:
             self._by_whom(run, before)
+        if run.cancel and not run.final and run.lease_until is not None:
+            since = self.cancelled_at.setdefault(run.token, run.at)
+            if run.lease_until > since + self.history.jobs[run.job].cancel_ms:
+                self._say("S21a", run, key, f"renewed for too long after its cancel at {since}")
 
     def _by_whom(self, run: RunSaved, before: RunSaved) -> None:
         """F7, I3: only the holder of the current token changes the run; others when it is over."""
@@ -332,10 +359,29 @@ class _Order:
         if start.token in self.started:
             self._say("I1", start, key, f"attempt {start.attempt} was started twice")
         self.started.add(start.token)
+        self._next_to(start)
+        self.running[start.job][start.token] = start
         job = self.history.jobs[start.job]
         early = start.slot - job.clock_error_ms - start.store_at
         if early > 0 and start.at - self.set_back_at > job.witness_ms + job.takeover_ms:
             self._say("I7", start, key, f"started {early} ms before its slot")
+
+    def _ended(self, token: str) -> None:
+        self.ended.add(token)
+        for tokens in self.running.values():
+            tokens.pop(token, None)
+
+    def _next_to(self, start: HandlerStarted) -> None:
+        """S16, S25: a handler that obeys, and can be reached, has ended before the next one starts.
+        That holds for the attempts of a run, and where no overlap is allowed for those of a job.
+        """
+        overlap = self.history.jobs[start.job].overlap
+        for other in self.running[start.job].values():
+            beside = overlap and other.slot != start.slot
+            if beside or not other.obeys or other.app in self.out_of_reach:
+                continue
+            text = f"started beside attempt {other.attempt} of slot {other.slot}, which obeys"
+            self._say("F16", start, (start.job, start.slot), text)
 
     def _step(self, step: HandlerStarted | HandlerStepped) -> None:
         key = (step.job, step.slot)
@@ -440,6 +486,25 @@ def _taken_over_late(history: _History) -> Iterable[Violation]:
                 rule = "F12" if run.freed else "F11"
                 text = f"attempt {run.attempt} is over since {over_at}, and {able} could go on"
                 yield Violation(rule, over_at + bound, *key, text)
+
+
+def _lapsed_needlessly(history: _History) -> Iterable[Violation]:
+    """S11, S15: who is well keeps its leases, also those of claims it had no answer to."""
+    for key, states in history.saved.items():
+        job = history.jobs[key[0]]
+        for run, after in pairwise(states):
+            end = history.lease_end(run)
+            if run.final or run.freed or run.cancel or not run.token or end > after.at:
+                continue
+            if after.token == run.token and not after.final:
+                continue  # a late renewal mended it
+            handler = history.handlers.get(run.token)
+            if handler is not None and handler.told_at is not None:
+                continue  # it lost its trust and stopped, which changes nothing (S21a)
+            able = history.able.spans(run.instance, key[0], end - job.keeps_ms, end)
+            if able and run.incarnation not in history.gone_by(end):
+                text = f"attempt {run.attempt} lapsed, though {run.instance} was well"
+                yield Violation("S15", end, *key, text)
 
 
 def _not_told_in_time(history: _History) -> Iterable[Violation]:

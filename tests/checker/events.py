@@ -27,7 +27,9 @@ class JobKnown(Event):
 
     `takeover_ms` and `handover_ms` are the bounds of F11 and F12, counted from the moment a lease
     is over or the run was freed; `witness_ms` is how long an instance must have been able before
-    that (S19). `clock_error_ms` bounds how far an instance's idea of the store's time may be off.
+    that (S19). `keeps_ms`: an instance that was able for so long before a lease ends has not let it
+    lapse (S15). `cancel_ms` bounds how long after the first cancel of an attempt its lease may still
+    end (S21a). `clock_error_ms` bounds how far an instance's idea of the store's time may be off.
     `timeout_ms` 0: none.
     """
 
@@ -38,6 +40,8 @@ class JobKnown(Event):
     takeover_ms: int
     handover_ms: int
     witness_ms: int
+    keeps_ms: int
+    cancel_ms: int
     clock_error_ms: int
     timeout_ms: int = 0
 
@@ -88,8 +92,10 @@ class RunSaved(Event):
     attempt: int
     token: str
     fence: int
+    instance: str
     incarnation: str
     freed: str
+    cancel: str
     lease_until: int | None
     blocking_slot: int
     covered: int
@@ -121,7 +127,7 @@ class ClaimWon(Event):
 @dataclass(frozen=True, slots=True)
 class HandlerStarted(Event):
     """A handler was called by an application, which then believed its trust to end at
-    `trust_until` (true time).
+    `trust_until` (true time). `obeys`: it ends within the margin once it is told to.
     """
 
     store_at: int
@@ -132,6 +138,7 @@ class HandlerStarted(Event):
     fence: int
     app: str
     trust_until: int
+    obeys: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +199,13 @@ class AppDied(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceDied(Event):
+    """A sidecar's process is gone."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class AbleFrom(Event):
     """From now on this instance could run a slot of the job's schedule, or take a run over: it is
     up, registered, connected with the store and a client, undisturbed, and has room.
@@ -240,6 +254,7 @@ _KINDS: dict[str, type[Event]] = {
         AppFroze,
         AppThawed,
         AppDied,
+        InstanceDied,
         AbleFrom,
         UnableFrom,
         Note,

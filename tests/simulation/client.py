@@ -69,8 +69,11 @@ class App:
         self._queue.clear()
         self.host.world.record(AppDied(self._timeline.now, self.name))
         sidecar, sessions = self.host.sidecar, tuple(c.session_id for c in self.clients)
-        if sidecar is not None:
-            self._timeline.after(self.hop(), lambda: sidecar.app_exited(sessions, seen=seen))
+        for witness in (sidecar, *self.host.zombies):
+            if witness is not None:
+                self._timeline.after(
+                    self.hop(), lambda w=witness: w.app_exited(sessions, seen=seen)
+                )
         self.host.look()
 
     def freeze(self) -> None:
@@ -265,7 +268,7 @@ class SimClient:
         stream = self.stream
 
         def arrived() -> None:
-            if sidecar.dead:
+            if sidecar.unreachable:
                 self.app.comes(lambda: self.stream_ended(stream, None))
             else:
                 sidecar.subscribe(self, event)
@@ -423,6 +426,7 @@ class SimClient:
                 assignment.fence,
                 self.app.name,
                 self.trust_until,
+                handler.listens,
             )
         )
         self.app.after(handler.step_ms, lambda: self._step(token))
@@ -585,7 +589,7 @@ class SimClient:
             return
 
         def arrived() -> None:
-            if sidecar.dead:
+            if sidecar.unreachable:
                 self.app.comes(lambda: once_refused(None))
             else:
                 sidecar.ask(self, event, once_answered, once_refused)

@@ -135,6 +135,11 @@ def stop_sidecar(world: World, host: Host, rng: random.Random) -> None:
         world.timeline.after(rng.randint(1, 1_000), host.sidecar.stop)
 
 
+def replace_sidecar(world: World, host: Host, rng: random.Random) -> None:
+    """A sidecar that hangs on unseen: it still reaches the store, and its clients have another."""
+    host.replace_sidecar(rng.randint(2_000, 15_000))
+
+
 def stop_app(world: World, host: Host, rng: random.Random) -> None:
     host.stop_app(rng.choice((0, 500, 3_000)), _back_after(rng))
 
@@ -205,6 +210,7 @@ FAULTS: dict[str, Fault] = {
         lose_answers,
         slow_client_calls,
         stop_sidecar,
+        replace_sidecar,
         stop_app,
         stop_both,
         deploy,

@@ -29,6 +29,7 @@ class Host:
         self.rng = rng
         self.version = 0
         self.sidecar: Sidecar | None = None
+        self.zombies: list[Sidecar] = []
         self.app: App | None = None
         self.registered_specs: tuple[JobSpec, ...] = ()
         self._processes = 0
@@ -66,6 +67,19 @@ class Host:
         if back_after_ms is not None:
             self.world.timeline.after(back_after_ms, self.start_sidecar)
 
+    def replace_sidecar(self, zombie_for_ms: int) -> None:
+        """The application is served by a new sidecar, while the old one lives on for a while, cut
+        off from it, and does not know.
+        """
+        if self.sidecar is not None:
+            zombie, self.sidecar = self.sidecar, None
+            zombie.unreachable = True
+            zombie.lose_clients()
+            self.zombies.append(zombie)
+            self.world.timeline.after(zombie_for_ms, zombie.die)
+            self.disturb(0)
+        self.start_sidecar()
+
     def kill_app(self, back_after_ms: int | None, *, seen: bool) -> None:
         """SIGKILL of the application. `seen`: the sidecar has its pid."""
         if self.app is not None:
@@ -81,8 +95,11 @@ class Host:
             self.sidecar.stop()
             self.look()
 
-    def sidecar_stopped(self) -> None:
-        """The sidecar said that it has stopped: its process ends."""
+    def sidecar_stopped(self, sidecar: Sidecar) -> None:
+        """A sidecar said that it has stopped: its process ends."""
+        if sidecar is not self.sidecar:
+            sidecar.die()
+            return
         after = self._restart_sidecar_after
         self._restart_sidecar_after = None
         self.kill_sidecar(after)

@@ -12,6 +12,7 @@ from anarchon_server.core.engine import Engine
 from anarchon_server.core.errors import AnarchonError
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import Reply
+from tests.checker.events import InstanceDied
 from tests.simulation.storage import Link, Weather
 from tests.simulation.timeline import Action
 
@@ -35,6 +36,7 @@ class Sidecar:
         self.host = host
         self.incarnation = incarnation
         self.dead = False
+        self.unreachable = False
         self.stopping = False
         self.frozen_at: int | None = None
         self.registered: dict[str, str] = {}
@@ -88,8 +90,15 @@ class Sidecar:
 
     def die(self) -> None:
         """The process is gone: streams and requests break, nothing is said to the store."""
-        self.dead = True
+        if self.dead:
+            return
+        self.dead = self.unreachable = True
+        self.host.world.record(InstanceDied(self._timeline.now, self.incarnation))
         self._queue.clear()
+        self.lose_clients()
+
+    def lose_clients(self) -> None:
+        """Nobody reaches it any more, and it reaches nobody."""
         for stream_id, client in self._streams.items():
             client.app.comes(lambda c=client, s=stream_id: c.stream_ended(s, None))
         for client, _, refused in self._requests.values():
@@ -232,7 +241,7 @@ class Sidecar:
                 if command.event == "run_not_accepted":
                     self.host.disturb(self.host.world.longest_lease_ms * 2)
             case m.Stopped():
-                self._timeline.after(0, self.host.sidecar_stopped)
+                self._timeline.after(0, lambda: self.host.sidecar_stopped(self))
 
     def _send(
         self, stream_id: int, event: m.Attached | m.Assigned | m.Cancelled | m.Draining
@@ -249,10 +258,11 @@ class Sidecar:
             client.app.comes(lambda: client.stream_ended(command.stream_id, error))
 
     def _answer(self, command: m.Answer) -> None:
-        client, answered, refused = self._requests.pop(command.request_id)
-        answer = command.answer
-        if client.app.answers_are_lost:
+        asked = self._requests.pop(command.request_id, None)
+        if asked is None or asked[0].app.answers_are_lost:
             return
+        client, answered, refused = asked
+        answer = command.answer
         if isinstance(answer, AnarchonError):
             client.app.comes(lambda: refused(answer))
         else:

@@ -150,6 +150,8 @@ class World:
                     takeover_ms=1_000 + slack,
                     handover_ms=slack + (1_000 if plan.notifies else heartbeat * 11 // 10),
                     witness_ms=2 * heartbeat if plan.boot_leases else witness,
+                    keeps_ms=2 * heartbeat + slack,
+                    cancel_ms=job.cancel_grace_ms + job.lease_ms + slack,
                     clock_error_ms=plan.clock_error_ms,
                     timeout_ms=job.spec.timeout_ms or 0,
                 )
