@@ -45,6 +45,7 @@ from anarchon_server.core.store import (
     Store,
     TokenAnswer,
 )
+from tests.servers import postgres
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
 SECOND = 1_000
@@ -102,10 +103,19 @@ class _Sqlite:
         return sqlite.open_store(self.url, options)
 
 
+class _Postgres:
+    def __init__(self, directory: Path) -> None:
+        self.url = postgres.new_schema()
+
+    def store(self, options: OpenOptions) -> Store:
+        return postgres.open_virtual(self.url, options)
+
+
 BACKENDS: dict[str, Callable[[Path], Database]] = {
     "memory": _Memory,
     "memory-wall": lambda directory: _Memory(directory, boot_leases=False),
     "sqlite": _Sqlite,
+    "postgres": _Postgres,
 }
 
 

@@ -18,8 +18,9 @@ from anarchon_backends.sqlite import open_store
 from anarchon_server.core.model import OverlapPolicy
 from anarchon_server.core.store import ClaimOutcome, OpenOptions
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
+from tests.servers import postgres
 
-OPENERS = {"sqlite": open_store}
+OPENERS = {"sqlite": open_store, "postgresql": postgres.open_virtual}
 
 
 async def race(url: str, rounds: int) -> list[tuple[int, int]]:

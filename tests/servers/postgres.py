@@ -1,0 +1,253 @@
+"""A private PostgreSQL server for the tests, and its clock under the tests' control.
+
+The server is that of `ANARCHON_TEST_POSTGRES_URL` (a database the tests may do anything in), or is
+started from the newest binaries of the system on a free port of the loopback, in a directory of its
+own. PostgreSQL does not run as root: there it runs as the user `postgres`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import itertools
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from anarchon_backends.postgres import PostgresStore
+from anarchon_backends.postgres._connection import Pool, address_of
+from anarchon_server.core.store import OpenOptions, Store
+
+URL_VARIABLE = "ANARCHON_TEST_POSTGRES_URL"
+USER = "anarchon"
+READY = "database system is ready to accept connections"
+READY_S = 30
+_PR_SET_PDEATHSIG = 1
+
+# Before the schema of `clock_timestamp`, in the search path of the tests' sessions.
+VIRTUAL_CLOCK = """
+CREATE SCHEMA IF NOT EXISTS virtual;
+CREATE OR REPLACE FUNCTION virtual.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(to_timestamp(nullif(current_setting('anarchon.us', true), '')::numeric / 1000000),
+        pg_catalog.clock_timestamp()) $$;
+"""
+
+
+class Server:
+    """A server that was started here. `url` names its database, as a superuser."""
+
+    def __init__(self, bindir: Path, *settings: str) -> None:
+        self._bindir = bindir
+        self._settings = settings
+        in_memory = Path("/dev/shm")
+        self.directory = Path(tempfile.mkdtemp(dir=in_memory if in_memory.is_dir() else None))
+        self.data = self.directory / "data"
+        self._as: dict[str, Any] = {}
+        if os.getuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(self.directory, owner.pw_uid, owner.pw_gid)
+            self._as = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+        self.port = free_port()
+        self._process: subprocess.Popen[str] | None = None
+        self.log: list[str] = []
+        try:
+            self._run("initdb", "-D", str(self.data), "-U", USER, "-A", "trust", "-E", "UTF8")
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._bindir / program), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=self.directory, **self._as
+        )
+        assert done.returncode == 0, done.stderr
+
+    def start(self, *settings: str) -> None:
+        """Starts the server, and waits until it says that it is ready."""
+        usual = (
+            f"port={self.port}",
+            "listen_addresses=127.0.0.1",
+            "unix_socket_directories=",
+            "max_connections=400",
+            "shared_buffers=32MB",
+        )
+        options = [word for each in (*usual, *self._settings, *settings) for word in ("-c", each)]
+        self._process = subprocess.Popen(
+            [str(self._bindir / "postgres"), "-D", str(self.data), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.directory,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
+            **self._as,
+        )
+        ready = threading.Event()
+        threading.Thread(target=self._read_log, args=(self._process, ready), daemon=True).start()
+        assert ready.wait(READY_S), "not ready in time"
+        assert self._process.poll() is None, "\n".join(self.log)
+
+    def _read_log(self, process: subprocess.Popen[str], ready: threading.Event) -> None:
+        assert process.stderr is not None
+        with process.stderr:
+            for line in process.stderr:
+                self.log.append(line.rstrip())
+                if READY in line:
+                    ready.set()
+        ready.set()
+
+    def kill(self) -> None:
+        """`kill -9` of the server and all its processes: as if the machine's kernel had died."""
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Ends the server and removes its directory."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGINT)  # "fast": ends the sessions too
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _end_with_parent() -> None:
+    """In the child: a server does not outlive tests that were killed (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def binaries() -> Path | None:
+    """Where the newest server of this machine is; None: nowhere."""
+    found = [
+        (int(match[1]), path.parent)
+        for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")
+        if (match := re.search(r"/(\d+)/bin/", str(path)))
+    ]
+    if found:
+        return max(found)[1]
+    on_path = shutil.which("postgres")
+    return Path(os.path.realpath(on_path)).parent if on_path else None
+
+
+def missing(why: str) -> Any:
+    """No store: skips, or fails where everything must be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"no store: postgres: {why}")
+    pytest.skip(f"no store: postgres: {why}")
+
+
+def binaries_or_skip() -> Path:
+    bindir = binaries()
+    return bindir or missing("no server on this machine: apt-get install postgresql")
+
+
+def start_server(*settings: str) -> Server:
+    """A server of the test's own, which it stops."""
+    return Server(binaries_or_skip(), *settings)
+
+
+@cache
+def shared_url() -> str:
+    """The server of the whole test session, started when the first test asks for it."""
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        server = start_server()
+        atexit.register(server.stop)
+        url = server.url
+    prepare(url)
+    return url
+
+
+def prepare(url: str) -> None:
+    """Gives a database the tests' clock."""
+    run_sql(url, VIRTUAL_CLOCK)
+
+
+def run_sql(url: str, sql: str) -> Any:
+    """Runs statements from outside any event loop; gives the value of a single query."""
+
+    async def run() -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            if sql.lstrip().upper().startswith("SELECT"):
+                return await connection.fetchval(sql)
+            return await connection.execute(sql)
+        finally:
+            await connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(run())).result()
+
+
+_numbers = itertools.count(1)
+
+
+def with_options(url: str, **options: str) -> str:
+    said = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"{url}{'&' if '?' in url else '?'}{said}"
+
+
+def new_schema(url: str = "") -> str:
+    """A URL that names a schema nobody has used."""
+    schema = f"test_{os.getpid()}_{next(_numbers)}"
+    return with_options(url or shared_url(), schema=schema)
+
+
+class VirtualPool(Pool):
+    """Connections on which the server's clock is that of the tests."""
+
+    clock: Any
+
+    async def connect(self) -> Any:
+        connection = await super().connect()
+        await connection.execute("SET search_path = virtual, pg_catalog")
+        return connection
+
+    async def _take(self) -> Any:
+        connection = await super()._take()
+        await connection.execute(f"SET anarchon.us = '{self.clock.wall_us()}'")
+        return connection
+
+
+def open_virtual(url: str, options: OpenOptions) -> Store:
+    """A store whose server tells the time of `options.clock`, read when a call begins."""
+    store = PostgresStore(address_of(url), options)
+    pool = VirtualPool(store._address, options.op_timeout_ms, store._check_connection)
+    pool.clock = options.clock
+    store._pool = pool
+    return store
