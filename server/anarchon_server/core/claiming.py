@@ -115,6 +115,8 @@ class Claiming:
             or run.attempt >= limits.ATTEMPTS_MAX,
             expired=not run.freed,
         )
+        if known is not None and (known.seen_token, known.expired) == (run.token, wish.expired):
+            wish.not_before = known.not_before  # it may have been told to wait
         if wish.expired and run.lease is not None:
             state = self._jobs.get(run.job)
             watched_for = max(run.lease.length_ms, state.job.lease_ms if state else 0)
@@ -127,8 +129,7 @@ class Claiming:
 
     def look_due(self, key: Key) -> None:
         """The lease of a watched run should be over about now."""
-        if key in self._watched:
-            self._looks.append(key)
+        self._looks.append(key)
 
     def take_looks(self) -> tuple[Key, ...]:
         """The runs to look at with the next heartbeat."""

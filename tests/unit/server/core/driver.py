@@ -140,8 +140,8 @@ class World:
             sidecar.settle()
         while True:
             moments = [m for s in self.sidecars for m in s.moments()]
-            upcoming = min(moments, default=end)
-            if upcoming > end:
+            upcoming = min(moments, default=None)
+            if upcoming is None or upcoming > end:
                 break
             self.now = max(self.now, upcoming)
             for sidecar in self.sidecars:
@@ -256,6 +256,20 @@ class Sidecar:
         call = self.pending(method)
         del self.calls[call.call_id]
         return self.feed(StoreFailed(call.call_id, f"{method} failed", unknown))
+
+    def wait_for(self, method: Method, within_ms: int = 60_000) -> CallStore:
+        """Plays until such a call waits for its answer; the others are answered."""
+        end = self.world.now + within_ms
+        while not self.waits(method):
+            for call in tuple(self.calls.values()):
+                self.reply(call, self.execute(call))
+            if not self.calls:
+                wake_at = self.engine.wake_at
+                assert wake_at is not None, "nothing more will happen"
+                assert wake_at <= end, f"no {method} came"
+                self.world.now = max(self.world.now, wake_at)
+                self.tick()
+        return self.pending(method)
 
     def settle(self) -> None:
         """Answers, or fails, what waits, until nothing waits."""
