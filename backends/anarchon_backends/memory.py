@@ -16,65 +16,14 @@ from itertools import chain, count
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from anarchon_server.core import machine, model
+from anarchon_server.core import store as port
 from anarchon_server.core.errors import StoreRefused
-from anarchon_server.core.machine import (
-    Hold,
-    JobRecord,
-    KeptDefinition,
-    Moment,
-    Saved,
-    ScheduleRecord,
-    definitions_differ,
-    first_attempt_shown,
-    forgotten,
-    hold_of,
-    is_forgotten,
-    is_live,
-    judge_claim,
-    judge_completion,
-    judge_definitions,
-    judge_plan,
-    judge_registration,
-    judge_release,
-    judge_renewal,
-    prune_bound,
-    shown_instance,
-    view,
-    without_traces,
-)
-from anarchon_server.core.model import (
-    Attempt,
-    Definition,
-    Instance,
-    JobSpec,
-    JobView,
-    Run,
-    RunView,
-)
-from anarchon_server.core.store import (
-    Beat,
-    BeatAnswer,
-    Capabilities,
-    Claim,
-    ClaimAnswer,
-    Completion,
-    OpenOptions,
-    Plan,
-    PlanAnswer,
-    PrunePolicy,
-    Registration,
-    Release,
-    Reply,
-    RunQuery,
-    Store,
-    StoreReport,
-    TokenAnswer,
-)
 
 _T = TypeVar("_T")
 
 
-def open_store(url: str, options: OpenOptions) -> Store:
+def open_store(url: str, options: port.OpenOptions) -> port.Store:
     """A store of its own, which nobody else can open, for the URL `memory:`."""
     if url not in ("memory:", "memory://"):
         raise StoreRefused(
@@ -87,30 +36,30 @@ def open_store(url: str, options: OpenOptions) -> Store:
 class _Member:
     """An instance as last heard of. `registered`: it has said what it holds."""
 
-    instance: Instance
+    instance: model.Instance
     registered: bool = False
-    holds: dict[str, list[Hold]] = field(default_factory=dict)  # by job
+    holds: dict[str, list[machine.Hold]] = field(default_factory=dict)  # by job
 
 
 @dataclass(slots=True)
 class _Space:
     """All that is kept in one namespace (S31)."""
 
-    jobs: dict[str, JobRecord] = field(default_factory=dict)
-    schedules: dict[tuple[str, str], ScheduleRecord] = field(default_factory=dict)
-    kept: dict[str, dict[str, KeptDefinition]] = field(default_factory=dict)
-    specs: dict[str, JobSpec] = field(default_factory=dict)
+    jobs: dict[str, machine.JobRecord] = field(default_factory=dict)
+    schedules: dict[tuple[str, str], machine.ScheduleRecord] = field(default_factory=dict)
+    kept: dict[str, dict[str, machine.KeptDefinition]] = field(default_factory=dict)
+    specs: dict[str, model.JobSpec] = field(default_factory=dict)
     members: dict[str, _Member] = field(default_factory=dict)
-    runs: dict[str, dict[int, Run]] = field(default_factory=dict)
-    unfinished: dict[str, dict[int, Run]] = field(default_factory=dict)
-    attempts: dict[tuple[str, int], dict[int, Attempt]] = field(default_factory=dict)
+    runs: dict[str, dict[int, model.Run]] = field(default_factory=dict)
+    unfinished: dict[str, dict[int, model.Run]] = field(default_factory=dict)
+    attempts: dict[tuple[str, int], dict[int, model.Attempt]] = field(default_factory=dict)
     watchers: WeakValueDictionary[int, asyncio.Event] = field(default_factory=WeakValueDictionary)
     numbers: Iterator[int] = field(default_factory=count)
 
-    def job(self, name: str) -> JobRecord:
-        return self.jobs.get(name) or JobRecord(name)
+    def job(self, name: str) -> machine.JobRecord:
+        return self.jobs.get(name) or machine.JobRecord(name)
 
-    def run(self, job: str, slot: int) -> Run | None:
+    def run(self, job: str, slot: int) -> model.Run | None:
         return self.runs.get(job, {}).get(slot)
 
     def settled(self, job: str, schedule_id: str) -> int | None:
@@ -122,7 +71,7 @@ class _Space:
             key = (job, schedule_id)
             self.schedules[key] = replace(self.schedules[key], settled=settled)
 
-    def save(self, saved: Iterable[Saved]) -> None:
+    def save(self, saved: Iterable[machine.Saved]) -> None:
         for each in saved:
             run = each.run
             self.runs.setdefault(run.job, {})[run.slot] = run
@@ -136,13 +85,13 @@ class _Space:
             if run.freed:
                 self.wake_watchers()
 
-    def delete(self, run: Run) -> None:
+    def delete(self, run: model.Run) -> None:
         del self.runs[run.job][run.slot]
         self.attempts.pop((run.job, run.slot), None)
 
-    def held(self, now: Moment, job: str) -> tuple[Hold, ...]:
+    def held(self, now: machine.Moment, job: str) -> tuple[machine.Hold, ...]:
         """What live instances hold of the job."""
-        live = [member for member in self.members.values() if is_live(member.instance, now)]
+        live = [member for member in self.members.values() if machine.is_live(member.instance, now)]
         return tuple(hold for member in live for hold in member.holds.get(job, ()))
 
     def watcher(self) -> asyncio.Event:
@@ -182,47 +131,49 @@ class MemoryStore:
     """One instance's connection to a `MemoryDatabase`."""
 
     def __init__(
-        self, database: MemoryDatabase, options: OpenOptions, *, shared: bool = True
+        self, database: MemoryDatabase, options: port.OpenOptions, *, shared: bool = True
     ) -> None:
         self._database = database
         self._options = options
         self._space = database.space(options.namespace)
-        self._capabilities = Capabilities(
+        self._capabilities = port.Capabilities(
             backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
         )
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> port.Capabilities:
         """What this backend can do."""
         return self._capabilities
 
-    async def open(self) -> StoreReport:
+    async def open(self) -> port.StoreReport:
         """Nothing to connect to; says what it is not."""
         doubts = ["everything is lost when this process ends"]
         if not self._capabilities.shared:
             doubts.append("no other instance can use it: every run is this instance's")
-        return StoreReport("memory:", doubts=tuple(doubts))
+        return port.StoreReport("memory:", doubts=tuple(doubts))
 
     async def close(self) -> None:
         """Nothing to let go of: the database lives as long as somebody refers to it."""
 
-    def _now(self) -> Moment:
+    def _now(self) -> machine.Moment:
         clock = self._options.clock
         at_us = clock.wall_us()
         if self._options.boot_leases:
-            return Moment(at_us, clock.boot_ms(), clock.boot_id, steady=True)
-        return Moment(at_us, at_us // 1_000, "", steady=False)
+            return machine.Moment(at_us, clock.boot_ms(), clock.boot_id, steady=True)
+        return machine.Moment(at_us, at_us // 1_000, "", steady=False)
 
-    def _reply(self, now: Moment, answers: Iterable[_T], jobs: Iterable[str]) -> Reply[_T]:
+    def _reply(
+        self, now: machine.Moment, answers: Iterable[_T], jobs: Iterable[str]
+    ) -> port.Reply[_T]:
         fences = {job: self._space.job(job).fence for job in jobs}
-        return Reply(now.at, tuple(answers), fences, self._database.store_id)
+        return port.Reply(now.at, tuple(answers), fences, self._database.store_id)
 
-    async def claim(self, claims: Sequence[Claim]) -> Reply[ClaimAnswer]:
+    async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
         """First attempts and takeovers."""
         space, now = self._space, self._now()
-        answers: list[ClaimAnswer] = []
+        answers: list[port.ClaimAnswer] = []
         for claim in claims:
-            verdict = judge_claim(
+            verdict = machine.judge_claim(
                 claim,
                 now,
                 space.job(claim.job),
@@ -237,13 +188,13 @@ class MemoryStore:
             answers.append(verdict.answer)
         return self._reply(now, answers, (claim.job for claim in claims))
 
-    async def settle(self, plans: Sequence[Plan]) -> Reply[PlanAnswer]:
+    async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
         space, now = self._space, self._now()
-        answers: list[PlanAnswer] = []
+        answers: list[port.PlanAnswer] = []
         for plan in plans:
             rows = space.runs.get(plan.job, {})
-            verdict = judge_plan(
+            verdict = machine.judge_plan(
                 plan,
                 now,
                 space.job(plan.job),
@@ -255,18 +206,18 @@ class MemoryStore:
             answers.append(verdict.answer)
         return self._reply(now, answers, (plan.job for plan in plans))
 
-    async def beat(self, beat: Beat) -> Reply[BeatAnswer]:
+    async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat."""
         space, now = self._space, self._now()
-        renewals: list[TokenAnswer] = []
+        renewals: list[port.TokenAnswer] = []
         for renewal in beat.renewals:
-            verdict = judge_renewal(renewal, now, space.run(renewal.job, renewal.slot))
+            verdict = machine.judge_renewal(renewal, now, space.run(renewal.job, renewal.slot))
             space.save([verdict.saved] if verdict.saved else [])
             renewals.append(verdict.answer)
         looked = [space.run(job, slot) for job, slot in beat.looks]
-        answer = BeatAnswer(
+        answer = port.BeatAnswer(
             renewals=tuple(renewals),
-            looks=tuple(view(run, now) if run else None for run in looked),
+            looks=tuple(machine.view(run, now) if run else None for run in looked),
             unfinished=self._sweep(beat, now),
             settled=tuple(space.settled(job, schedule) for job, schedule in beat.sweep),
             known=self._seen(beat, now),
@@ -275,22 +226,24 @@ class MemoryStore:
                 for incarnation, other in space.members.items()
                 if other.instance.instance_id == beat.instance.instance_id
                 and incarnation != beat.instance.incarnation
-                and is_live(other.instance, now)
+                and machine.is_live(other.instance, now)
             ),
         )
         touched = [renewal.job for renewal in beat.renewals]
         touched += [job for job, _ in (*beat.looks, *beat.sweep)]
         return self._reply(now, [answer], touched)
 
-    def _sweep(self, beat: Beat, now: Moment) -> tuple[RunView, ...]:
+    def _sweep(self, beat: port.Beat, now: machine.Moment) -> tuple[model.RunView, ...]:
         jobs = {job for job, _ in beat.sweep}
         views = [
-            view(run, now) for job in jobs for run in self._space.unfinished.get(job, {}).values()
+            machine.view(run, now)
+            for job in jobs
+            for run in self._space.unfinished.get(job, {}).values()
         ]
         views.sort(key=lambda shown: (not shown.takeable, shown.run.slot, shown.run.job))
         return tuple(views[: beat.sweep_limit])
 
-    def _seen(self, beat: Beat, now: Moment) -> bool:
+    def _seen(self, beat: port.Beat, now: machine.Moment) -> bool:
         """Notes that the instance lives, or that it leaves; whether it is registered."""
         instance = replace(beat.instance, seen_at=now.at)
         member = self._space.members.setdefault(instance.incarnation, _Member(instance))
@@ -300,46 +253,48 @@ class MemoryStore:
             del self._space.members[instance.incarnation]
         return member.registered
 
-    async def complete(self, completions: Sequence[Completion]) -> Reply[TokenAnswer]:
+    async def complete(
+        self, completions: Sequence[port.Completion]
+    ) -> port.Reply[port.TokenAnswer]:
         """Records results."""
         space, now = self._space, self._now()
-        answers: list[TokenAnswer] = []
+        answers: list[port.TokenAnswer] = []
         for completion in completions:
             run = space.run(completion.job, completion.slot)
             attempts = space.attempts.get((completion.job, completion.slot), {}).values()
             past = next((a for a in attempts if a.token == completion.token), None)
-            verdict = judge_completion(completion, now, run, past)
+            verdict = machine.judge_completion(completion, now, run, past)
             space.save([verdict.saved] if verdict.saved else [])
             answers.append(verdict.answer)
         return self._reply(now, answers, (completion.job for completion in completions))
 
-    async def release(self, releases: Sequence[Release]) -> Reply[TokenAnswer]:
+    async def release(self, releases: Sequence[port.Release]) -> port.Reply[port.TokenAnswer]:
         """Ends leases at once."""
         space, now = self._space, self._now()
-        answers: list[TokenAnswer] = []
+        answers: list[port.TokenAnswer] = []
         for release in releases:
-            verdict = judge_release(release, now, space.run(release.job, release.slot))
+            verdict = machine.judge_release(release, now, space.run(release.job, release.slot))
             space.save([verdict.saved] if verdict.saved else [])
             answers.append(verdict.answer)
         return self._reply(now, answers, (release.job for release in releases))
 
     async def register(
-        self, instance: Instance, definitions: Sequence[Definition]
-    ) -> Reply[Registration]:
+        self, instance: model.Instance, definitions: Sequence[model.Definition]
+    ) -> port.Reply[port.Registration]:
         """Records all that the instance holds now."""
         space, now = self._space, self._now()
         held_before = {each.job: space.held(now, each.job) for each in definitions}
         member = _Member(replace(instance, seen_at=now.at), registered=True)
-        wanted = [hold_of(instance, each) for each in definitions]
+        wanted = [machine.hold_of(instance, each) for each in definitions]
         for hold, each in zip(wanted, definitions, strict=True):
             key = (hold.job, hold.schedule_id)
-            verdict = judge_registration(
+            verdict = machine.judge_registration(
                 hold, now, space.job(hold.job), space.schedules.get(key), held_before[hold.job]
             )
             space.jobs[hold.job] = verdict.job
             if verdict.schedule:
                 space.schedules[key] = verdict.schedule
-            space.kept.setdefault(hold.job, {})[hold.definition_id] = KeptDefinition(
+            space.kept.setdefault(hold.job, {})[hold.definition_id] = machine.KeptDefinition(
                 hold.definition_id, hold.schedule_id, each.window_ms, held_at=now.at
             )
             space.specs[hold.definition_id] = each.spec
@@ -350,76 +305,78 @@ class MemoryStore:
         answers = [self._registration(hold, now) for hold in wanted]
         return self._reply(now, answers, (hold.job for hold in wanted))
 
-    def _registration(self, hold: Hold, now: Moment) -> Registration:
+    def _registration(self, hold: machine.Hold, now: machine.Moment) -> port.Registration:
         job = self._space.job(hold.job)
         schedule = self._space.schedules.get((hold.job, hold.schedule_id))
-        return Registration(
+        return port.Registration(
             job=hold.job,
             current=job.definition_id == hold.definition_id,
             since=schedule.since if schedule else job.definition_at,
             settled=schedule.settled if schedule else None,
-            definitions_differ=definitions_differ(self._space.held(now, hold.job)),
+            definitions_differ=machine.definitions_differ(self._space.held(now, hold.job)),
         )
 
-    async def runs(self, query: RunQuery) -> Reply[RunView]:
+    async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
         space, now = self._space, self._now()
         jobs = [query.job] if query.job else list(space.runs)
         found = [run for job in jobs for run in space.runs.get(job, {}).values()]
         found.sort(key=lambda run: (run.slot, run.job), reverse=True)
-        page: list[RunView] = []
+        page: list[model.RunView] = []
         for run in found:
             if len(page) == query.limit:
                 break
             attempts = space.attempts[run.job, run.slot]
-            first = first_attempt_shown(run)
+            first = machine.first_attempt_shown(run)
             shown = sorted(number for number in attempts if number >= first)
-            seen = view(run, now, [attempts[number] for number in shown])
+            seen = machine.view(run, now, [attempts[number] for number in shown])
             if _wanted(seen, query, attempts.values()):
-                page.append(seen if query.traces else without_traces(seen))
+                page.append(seen if query.traces else machine.without_traces(seen))
         return self._reply(now, page, {seen.run.job for seen in page})
 
-    async def jobs(self, names: Sequence[str], after: str, limit: int) -> Reply[JobView]:
+    async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
         """The named jobs, or a page of all."""
         space, now = self._space, self._now()
         if not names:
             names = [name for name in sorted(space.kept) if name > after][:limit]
-        views: list[JobView] = []
+        views: list[model.JobView] = []
         for name in names:
             if name not in space.kept:
                 continue
             job, held = space.job(name), space.held(now, name)
             runs = space.runs.get(name, {})
             views.append(
-                JobView(
+                model.JobView(
                     name=name,
                     spec=space.specs[job.definition_id],
                     definition_at=job.definition_at,
-                    definitions_differ=definitions_differ(held),
+                    definitions_differ=machine.definitions_differ(held),
                     instance_ids=tuple(
                         sorted({space.members[h.incarnation].instance.instance_id for h in held})
                     ),
-                    last_run=without_traces(view(runs[max(runs)], now)) if runs else None,
+                    last_run=machine.without_traces(machine.view(runs[max(runs)], now))
+                    if runs
+                    else None,
                 )
             )
         return self._reply(now, views, (seen.name for seen in views))
 
-    async def instances(self) -> Reply[Instance]:
+    async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""
         now = self._now()
         lately = [
-            shown_instance(member.instance, now)
+            machine.shown_instance(member.instance, now)
             for member in self._space.members.values()
-            if not is_forgotten(member.instance, now)
+            if not machine.is_forgotten(member.instance, now)
         ]
         lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
         return self._reply(now, lately, ())
 
-    async def prune(self, policy: PrunePolicy) -> Reply[int]:
+    async def prune(self, policy: port.PrunePolicy) -> port.Reply[int]:
         """Deletes a batch of old final runs, and definitions and instances long gone."""
         space, now = self._space, self._now()
         for incarnation, member in list(space.members.items()):
-            if is_forgotten(member.instance, now):
+            if machine.is_forgotten(member.instance, now):
                 space.let_go(member, member.instance.seen_at)
                 del space.members[incarnation]
         gone = 0
@@ -432,18 +389,20 @@ class MemoryStore:
                 space.delete(run)
             gone += len(old)
             if unused and not space.runs.get(name):
-                space.jobs[name] = forgotten(space.jobs[name])
+                space.jobs[name] = machine.forgotten(space.jobs[name])
                 for definition_id in space.kept.pop(name):
                     del space.specs[definition_id]
                 self._drop_schedules(name, used=set())
         return self._reply(now, [gone], ())
 
-    def _drop_definitions(self, name: str, now: Moment, policy: PrunePolicy) -> bool:
+    def _drop_definitions(self, name: str, now: machine.Moment, policy: port.PrunePolicy) -> bool:
         """Drops what nobody has held for long, but for the last; whether even that may go."""
         space = self._space
         kept = space.kept[name]
         held = {h.definition_id for m in space.members.values() for h in m.holds.get(name, ())}
-        job, gone = judge_definitions(space.job(name), kept.values(), held, now, policy.history_ms)
+        job, gone = machine.judge_definitions(
+            space.job(name), kept.values(), held, now, policy.history_ms
+        )
         if len(gone) == len(kept):
             return True
         space.jobs[name] = job
@@ -456,7 +415,9 @@ class MemoryStore:
         for key in [k for k in self._space.schedules if k[0] == name and k[1] not in used]:
             del self._space.schedules[key]
 
-    def _prunable(self, name: str, now: Moment, policy: PrunePolicy, *, unused: bool) -> list[Run]:
+    def _prunable(
+        self, name: str, now: machine.Moment, policy: port.PrunePolicy, *, unused: bool
+    ) -> list[model.Run]:
         """The job's runs that may go, oldest first; `unused`: nobody has the job any more."""
         space = self._space
         runs = sorted(space.runs.get(name, {}).values(), key=lambda run: run.slot)
@@ -464,7 +425,7 @@ class MemoryStore:
             return [run for run in runs if run.state.final]
         used = {space.job(name).definition_id, *(h.definition_id for h in space.held(now, name))}
         settled = {key[1]: s.settled for key, s in space.schedules.items() if key[0] == name}
-        bound = prune_bound(now, [space.kept[name][each] for each in used], settled)
+        bound = machine.prune_bound(now, [space.kept[name][each] for each in used], settled)
         beyond = len(runs) - policy.history_max
         oldest = now.at - policy.history_ms
         return [
@@ -487,7 +448,7 @@ async def _each_time(event: asyncio.Event) -> AsyncIterator[None]:
         yield
 
 
-def _wanted(seen: RunView, query: RunQuery, attempts: Iterable[Attempt]) -> bool:
+def _wanted(seen: model.RunView, query: port.RunQuery, attempts: Iterable[model.Attempt]) -> bool:
     run = seen.run
     return (
         (query.slot is None or run.slot == query.slot)

@@ -298,10 +298,10 @@ class Cluster:
         """The wall clock is set, and no time passes."""
         self.clock.wall += ms * 1_000
 
-    def reboot(self) -> None:
-        """The machine starts anew."""
+    def reboot(self, boot: int = 0) -> None:
+        """The machine starts anew, and its boot-time clock at `boot`."""
         self.clock.boot_id += "x"
-        self.clock.boot = 0
+        self.clock.boot = boot
 
     async def node(
         self, name: str = "", *, namespace: str = "default", op_timeout_ms: int = 10_000

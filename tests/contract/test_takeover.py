@@ -347,10 +347,14 @@ async def test_s01_a_stepped_wall_clock_neither_ends_nor_prolongs_a_lease(
 
 
 @only_boot_leases
-async def test_s01_a_new_boot_ends_all_leases(cluster: Cluster, two: tuple[Node, Node]) -> None:
+@pytest.mark.parametrize("boot", [0, 5_000, 10_000, 30_000])
+async def test_s01_a_new_boot_ends_all_leases(
+    cluster: Cluster, two: tuple[Node, Node], boot: int
+) -> None:
+    """Also where its clock happens to read as the old one did."""
     first, second = two
     seen = await won_by(first)
-    cluster.reboot()
+    cluster.reboot(boot)
     shown = await second.look(SLOT)
     assert shown is not None
     assert shown.takeable
