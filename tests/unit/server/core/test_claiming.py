@@ -683,7 +683,7 @@ def test_s27a_a_takeover_that_waited_for_room_waits_for_the_quarantine_too() -> 
     sidecar.die()
     other.keep_alive(draining=True)
     world.run_until(15_000)
-    other.subscribe(specs=(FAST, every(name="more")))
+    other.subscribe(specs=(FAST, every(name="more", lease_ms=3_000)))
     world.database.store_id = "another"
     other.sidecar.answer(Method.REGISTER)
     assert other.sidecar.logged("store_went_back")
