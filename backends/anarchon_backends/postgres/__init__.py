@@ -200,12 +200,10 @@ class PostgresStore:
             document = json.loads(text)
             now_us = document["now_us"]
             answers: dict[int, port.ClaimAnswer] = {}
-            fences: dict[str, int] = {}
-            won = zip(document["wins"] or (), document["fences"] or (), strict=True)
+            fences: dict[str, int] = {claim.job: 0 for claim in claims} | (document["fences"] or {})
+            won = zip(document["wins"] or (), document["won"] or (), strict=True)
             for number, fence in won:
-                claim = claims[number - 1]
-                answers[number - 1] = _won(claim, fence, moment(now_us))
-                fences[claim.job] = fence
+                answers[number - 1] = _won(claims[number - 1], fence, moment(now_us))
             rest = [(n, claim) for n, claim in enumerate(claims) if n not in answers]
             if rest:
                 rows = Rows(document["rest"])
@@ -214,7 +212,7 @@ class PostgresStore:
                 )
                 answers |= decided
                 now_us = rows.now.at_us
-                fences |= rows.fences(claim.job for _, claim in rest)
+                fences |= rows.fences(claim.job for _, claim in rest if rows.knows(claim.job))
             return self._reply(now_us, (answers[n] for n in range(len(claims))), fences)
 
         return await self._act(work)
@@ -253,6 +251,7 @@ class PostgresStore:
         """One heartbeat."""
         sql = self._call("beat", _BEAT_TYPES)
         instance, renewals = beat.instance, beat.renewals
+        touched = [each.job for each in renewals] + [job for job, _ in beat.looks]
         seen: set[tuple[str, int]] = set()
         values = (
             self._namespace,
@@ -297,7 +296,7 @@ class PostgresStore:
                 )
                 answers |= decided
                 changed |= rows.saved
-            fences = dict(document["fences"] or {})
+            fences = dict.fromkeys(touched, 0) | (document["fences"] or {})
             swept = zip(beat.sweep, document["swept"] or (), strict=True)
             fences |= {job: fence or 0 for (job, _), fence in swept}
             looks = {(r["job"], r["slot"]): run_of(r) for r in document["looks"] or ()}
@@ -370,7 +369,8 @@ class PostgresStore:
                 answers |= decided
                 now = rows.now
             ordered = (answers[n] for n in range(len(completions)))
-            return self._reply(now.at_us, ordered, document["fences"] or {})
+            fences = {each.job: 0 for each in completions} | (document["fences"] or {})
+            return self._reply(now.at_us, ordered, fences)
 
         return await self._act(work)
 
@@ -607,7 +607,8 @@ def _judge_claim(rows: Rows, claim: port.Claim) -> port.ClaimAnswer:
         rows.others(claim.job, claim.slot),
     )
     rows.save(verdict.saved)
-    rows.save_job(verdict.job)
+    if rows.knows(claim.job):
+        rows.save_job(verdict.job)
     rows.settle(claim.job, claim.schedule_id, verdict.settled)
     return verdict.answer
 

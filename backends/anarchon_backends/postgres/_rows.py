@@ -62,6 +62,10 @@ class Rows:
     def job(self, name: str) -> machine.JobRecord:
         return self._jobs.get(name) or machine.JobRecord(name)
 
+    def knows(self, name: str) -> bool:
+        """Whether the job's row was read."""
+        return name in self._versions
+
     def fences(self, jobs: Iterable[str]) -> dict[str, int]:
         return {job: self.job(job).fence for job in jobs}
 
@@ -286,8 +290,12 @@ def instance_text(instance: model.Instance) -> str:
 
 
 def instance_of(text: str, seen_at: int) -> model.Instance:
-    values: dict[str, Any] = json.loads(text)
-    values["state"] = model.InstanceState(values["state"])
-    values["reasons"] = tuple(values["reasons"])
-    values["doubts"] = tuple(values["doubts"])
-    return model.Instance(**values | {"seen_at": seen_at})
+    """The instance as it reported itself, perhaps by a version that says more of itself."""
+    known = {field.name for field in dataclasses.fields(model.Instance)}
+    told: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in json.loads(text).items()
+        if name in known
+    }
+    state = model.InstanceState(told["state"])
+    return model.Instance(**(told | {"state": state, "seen_at": seen_at}))

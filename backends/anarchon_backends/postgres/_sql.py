@@ -288,15 +288,18 @@ BEGIN
     SELECT json_agg(fence ORDER BY number), array_agg(number ORDER BY number)
         INTO _won, _wins FROM won;
     IF coalesce(cardinality(_wins), 0) < cardinality(_jobs) THEN
-        SELECT anarchon.read(_ns, array_agg(job), array_agg(job), array_agg(slot), NULL,
-                array_agg(job) FILTER (WHERE free AND alone), false)
+        -- Of what is plainly lost, or won before with this token, the run says enough.
+        SELECT anarchon.read(_ns, array_agg(job) FILTER (WHERE free OR NOT plain), array_agg(job),
+                array_agg(slot), NULL, array_agg(job) FILTER (WHERE free AND alone), false)
             INTO _rest
-            FROM unnest(_jobs, _slots, _alone) WITH ORDINALITY c (job, slot, alone, number)
+            FROM unnest(_jobs, _slots, _plain, _alone)
+                WITH ORDINALITY c (job, slot, plain, alone, number)
             CROSS JOIN LATERAL (SELECT NOT EXISTS (SELECT FROM anarchon.run r
                 WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot) AS free OFFSET 0) f
             WHERE _wins IS NULL OR number <> ALL (_wins);
     END IF;
-    RETURN json_build_object('now_us', _now_us, 'fences', _won, 'wins', _wins, 'rest', _rest);
+    RETURN json_build_object('now_us', _now_us, 'won', _won, 'wins', _wins, 'rest', _rest,
+        'fences', anarchon.fences(_ns, _jobs));
 END $$;
 """
 
