@@ -251,6 +251,8 @@ async def test_an_instance_is_kept_as_it_reports_itself(cluster: Cluster, one: N
         ready=True,
         reasons=("a", "b"),
         doubts=("c",),
+        outlook_at=7,
+        outlook=("Europe/Athens +7200", "UTC +0"),
     )
     cluster.advance(SECOND)
     await one.beat()

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
@@ -267,7 +266,7 @@ class Rows:
 
     def instances(self) -> list[model.Instance]:
         sql = "SELECT record FROM instance WHERE namespace = ?"
-        return [_instance_of(text) for (text,) in self.all(sql, self._namespace)]
+        return [model.Instance.from_json(text) for (text,) in self.all(sql, self._namespace)]
 
     def held(self, job: str) -> list[machine.Hold]:
         """What live instances hold of the job."""
@@ -359,7 +358,7 @@ class Rows:
                 self._namespace,
                 instance.incarnation,
                 registered,
-                json.dumps(dataclasses.asdict(record)),
+                record.to_json(),
             ),
         )
         self._live = None
@@ -513,11 +512,3 @@ def _attempt_of(row: sqlite3.Row) -> model.Attempt:
         failure=model.Failure(**json.loads(failure)) if failure else None,
         result=row["result"],
     )
-
-
-def _instance_of(record: str) -> model.Instance:
-    values: dict[str, Any] = json.loads(record)
-    values["state"] = model.InstanceState(values["state"])
-    values["reasons"] = tuple(values["reasons"])
-    values["doubts"] = tuple(values["doubts"])
-    return model.Instance(**values)

@@ -14,6 +14,7 @@ from anarchon_server.core import limits
 from anarchon_server.core.attaching import Attaching
 from anarchon_server.core.beating import Beating
 from anarchon_server.core.claiming import Claiming
+from anarchon_server.core.comparing import Comparing
 from anarchon_server.core.context import Context
 from anarchon_server.core.holding import Holding
 from anarchon_server.core.jobs import Jobs
@@ -83,6 +84,7 @@ class Engine:
     ) -> None:
         self._context = Context(settings, capabilities, draw, new_nonce)
         self._jobs = Jobs(self._context)
+        self._comparing = Comparing(self._context, self._jobs)
         self._holding = Holding(self._context, lambda: self._beating.want())
         self._claiming = Claiming(self._context, self._jobs, self._holding)
         self._beating = Beating(
@@ -164,6 +166,7 @@ class Engine:
             "stop": self._stopping.grace_over,
             "stop_end": self._stopping.end,
             "prune": self._prune,
+            "compare": self._comparing.due,
             **dict.fromkeys(("lane", "wish", "hand", "quarantine"), _the_pumps_see_it),
         }
 
@@ -178,6 +181,7 @@ class Engine:
         self._holding.pump_results()
         self._holding.pump_releases()
         self._stopping.pump()
+        self._comparing.pump()
         self._beating.pump(self._instance)  # last: it carries what the others want
 
     # --- The store -----------------------------------------------------------------------
@@ -318,6 +322,7 @@ class Engine:
         known = context.store_time.known
         state = InstanceState.ACTIVE if len(context.sessions) else InstanceState.IDLE
         reasons = self._reasons()
+        outlook_at, outlook = self._comparing.outlook()
         return Instance(
             instance_id=settings.instance_id,
             incarnation=settings.incarnation,
@@ -333,6 +338,8 @@ class Engine:
             ready=not reasons,
             reasons=reasons,
             doubts=settings.doubts,
+            outlook_at=outlook_at,
+            outlook=outlook,
         )
 
 

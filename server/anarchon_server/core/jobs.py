@@ -42,7 +42,8 @@ class JobState:
 class Jobs:
     """Every job some session offers, by name. The newest Subscribe's spec makes the slots.
 
-    `registered_at` is when the store last answered a registration.
+    `registered_at` is when the store last answered a registration; `generation` counts the
+    changes to what is offered.
     """
 
     def __init__(self, context: Context) -> None:
@@ -51,6 +52,7 @@ class Jobs:
         self._dirty = False
         self._to_plan: set[str] = set()
         self.registered_at = 0
+        self.generation = 0
 
     def __iter__(self) -> Iterator[JobState]:
         return iter(self._states.values())
@@ -74,7 +76,7 @@ class Jobs:
             if known is None or known.job.spec != job.spec:
                 self._states[job.name] = JobState(job)
                 self._context.timers.clear(("slot", job.name))
-                self._dirty = True
+                self._changed()
         self._take_in_leases()
 
     def forget_unoffered(self) -> None:
@@ -82,8 +84,12 @@ class Jobs:
         for name in [n for n in self._states if not self._context.sessions.offers(n)]:
             del self._states[name]
             self._context.timers.clear(("slot", name))
-            self._dirty = True
+            self._changed()
         self._take_in_leases()
+
+    def _changed(self) -> None:
+        self._dirty = True
+        self.generation += 1
 
     def unregistered(self, name: str | None = None) -> None:
         """The store does not know this job's schedule, or (None) anything of ours."""
@@ -128,6 +134,7 @@ class Jobs:
             self.registered_at = context.now
             # What is unfinished is looked at now, and from now on as often as these jobs want.
             context.timers.set(("beat",), context.now)
+            context.timers.set(("compare",), context.now)
             for state, answer in zip(states, reply.answers, strict=True):
                 if self._states.get(state.job.name) is state:
                     self._registered(state, answer)

@@ -26,6 +26,7 @@ class Lane(StrEnum):
     SETTLE = "settle"
     REGISTER = "register"
     PRUNE = "prune"
+    INSTANCES = "instances"
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,13 @@ LOOKS_MAX = 1_000
 CLOCK_OFFSET_MAX = 30 * SECOND
 CLOCK_SAMPLES = 8
 
+# S5: comparing zone databases. A span is the outlook, and a day on either side and between.
+COMPARE_EVERY = MINUTE
+OUTLOOK = 30 * DAY
+OUTLOOK_SPAN = OUTLOOK + 3 * DAY
+JOBS_NAMED = 20
+INSTANCES_NAMED = 10
+
 # Store calls
 OP_TIMEOUT = 2 * SECOND
 RETRY_FIRST = 50

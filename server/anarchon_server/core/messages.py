@@ -155,6 +155,7 @@ class Method(StrEnum):
     RELEASE = "release"
     REGISTER = "register"
     PRUNE = "prune"
+    INSTANCES = "instances"
 
 
 @dataclass(frozen=True, slots=True)

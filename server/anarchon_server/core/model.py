@@ -340,7 +340,8 @@ class Instance:
     """One sidecar, as it reports itself to the store with every heartbeat.
 
     `lease_ms` is its longest lease: an instance not heard of for longer is LOST, and what
-    it holds no longer counts as held by a live instance (S28).
+    it holds no longer counts as held by a live instance (S28). `outlook` has a text for each
+    zone of its jobs: what its zone database has of it from `outlook_at` on (S5).
     """
 
     instance_id: str
@@ -357,6 +358,21 @@ class Instance:
     ready: bool = False
     reasons: tuple[str, ...] = ()
     doubts: tuple[str, ...] = field(default=())
+    outlook_at: int = 0
+    outlook: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The record as JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Instance:
+        """The record that `to_json` wrote. Fields of later versions are ignored."""
+        values = _known_of(cls, json.loads(text))
+        values["state"] = InstanceState(values["state"])
+        for name in ("reasons", "doubts", "outlook"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ class Settings:
 
     `instance_id` is the label that history shows, `incarnation` the identity behind it,
     drawn at random at each start (S32). `doubts` are the store's, for `GetInstance`.
+    `tzdata_version` is that of the zone database that slots are computed with (empty: not known,
+    and then instances are not compared, S5).
     """
 
     instance_id: str
