@@ -45,7 +45,7 @@ from anarchon_server.core.store import (
     Store,
     TokenAnswer,
 )
-from tests.servers import postgres
+from tests.servers import postgres, redis
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
 SECOND = 1_000
@@ -111,11 +111,27 @@ class _Postgres:
         return postgres.open_virtual(self.url, options)
 
 
+class _Redis:
+    kind = "redis"
+
+    def __init__(self, directory: Path) -> None:
+        self.url = redis.fresh_url(self.kind)
+
+    def store(self, options: OpenOptions) -> Store:
+        return redis.open_virtual(self.url, options)
+
+
+class _Valkey(_Redis):
+    kind = "valkey"
+
+
 BACKENDS: dict[str, Callable[[Path], Database]] = {
     "memory": _Memory,
     "memory-wall": lambda directory: _Memory(directory, boot_leases=False),
     "sqlite": _Sqlite,
     "postgres": _Postgres,
+    "redis": _Redis,
+    "valkey": _Valkey,
 }
 
 

@@ -18,9 +18,13 @@ from anarchon_backends.sqlite import open_store
 from anarchon_server.core.model import OverlapPolicy
 from anarchon_server.core.store import ClaimOutcome, OpenOptions
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
-from tests.servers import postgres
+from tests.servers import postgres, redis
 
-OPENERS = {"sqlite": open_store, "postgresql": postgres.open_virtual}
+OPENERS = {
+    "sqlite": open_store,
+    "postgresql": postgres.open_virtual,
+    "redis": redis.open_virtual,
+}
 
 
 async def race(url: str, rounds: int) -> list[tuple[int, int]]:

@@ -13,12 +13,14 @@ from anarchon_server.core.model import (
     RunView,
 )
 from anarchon_server.core.store import ClaimOutcome
-from tests.contract.harness import LEASE, PERIOD, SECOND, T0, Cluster, Node
+from tests.contract.harness import BACKENDS, LEASE, PERIOD, SECOND, T0, Cluster, Node
 
 SLOT = T0 + PERIOD
 
-only_wall_leases = pytest.mark.parametrize("backend", ["memory-wall"], indirect=True)
-only_boot_leases = pytest.mark.parametrize("backend", ["memory", "sqlite"], indirect=True)
+BOOT_LEASES = ["memory", "sqlite"]
+WALL_LEASES = [name for name in BACKENDS if name not in BOOT_LEASES]
+only_wall_leases = pytest.mark.parametrize("backend", WALL_LEASES, indirect=True)
+only_boot_leases = pytest.mark.parametrize("backend", BOOT_LEASES, indirect=True)
 
 
 async def won_by(node: Node, **given: object) -> RunView:

@@ -1,0 +1,56 @@
+"""A Redis or Valkey URL to the backend of its strategy (`?strategy=`, by default `lease`).
+
+Imports no backend before it is chosen, and no driver: the standard library and the port's errors.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+from urllib.parse import parse_qs, urlsplit
+
+from anarchon_server.core.errors import StoreRefused
+from anarchon_server.core.store import OpenOptions, Store
+
+# Strategy -> the module beside this one that has it; None: this version does not have it yet.
+_STRATEGIES = {
+    "lease": "redis_lease",
+    "script": None,
+    "stream-id": None,
+    "idmp": None,
+}
+
+
+def open_store(url: str, options: OpenOptions) -> Store:
+    """The store that `redis://host:port/database` names, by the strategy that it asks for.
+
+    Raises `StoreRefused`, without showing the URL, for a strategy that is not known or not there
+    yet, and for what the backend cannot read.
+    """
+    module = _module_of(strategy_of(url))
+    opener = import_module(f"anarchon_backends.{module}").open_store
+    return cast("Store", opener(url, options))
+
+
+def strategy_of(url: str) -> str:
+    """What the URL's option `strategy` says."""
+    try:
+        given = parse_qs(urlsplit(url).query, keep_blank_values=True).get("strategy", ["lease"])
+    except ValueError:  # the backend says what is wrong with the rest of it
+        return "lease"
+    return given[-1]
+
+
+def _module_of(strategy: str) -> str:
+    if strategy not in _STRATEGIES:
+        known = ", ".join(name for name, module in _STRATEGIES.items() if module)
+        raise StoreRefused(
+            f"the Redis URL's option strategy is {strategy[:40]!r}: use one of: {known}"
+        )
+    module = _STRATEGIES[strategy]
+    if module is None:
+        raise StoreRefused(
+            f"the Redis URL's option strategy is {strategy!r}, which is not there yet: use "
+            "strategy=lease, or leave it out"
+        )
+    return module

@@ -1,0 +1,126 @@
+"""Where the server is, read from a URL; what is wrong with it is said without showing it.
+
+Imports the errors and the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from anarchon_server.core.errors import StoreRefused
+
+PASSWORD_VARIABLE = "REDISCLI_AUTH"  # noqa: S105 - the name that redis-cli reads, too
+_FORM = "redis://[user:password@]host[:port][/database]"
+_SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
+_OPTIONS = ("strategy", "password_file", "tls_ca", "tls_cert", "tls_key", "tls_verify")
+_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server, a database on it, and how to be let in. `location` may be shown."""
+
+    location: str
+    host: str
+    port: int
+    database: int
+    username: str = field(default="", repr=False)
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_verify: bool = True
+
+
+def address_of(url: str) -> Address:
+    """Reads the URL. The password may stand in it, in a file (`password_file`), or in the
+    environment (`REDISCLI_AUTH`), in this order. Raises `StoreRefused`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise StoreRefused(
+            f"the Redis URL cannot be read; it is {_FORM}?option=value, with every special "
+            "character of a part as %XX"
+        ) from error
+    if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://") or parts.fragment:
+        raise StoreRefused(
+            f"a Redis store is {_FORM}, or rediss:, valkey:, valkeys: (the s is for TLS), with "
+            "every # as %23"
+        )
+    if not host or "," in parts.netloc.rpartition("@")[2]:
+        raise StoreRefused(
+            f"the Redis URL names no single host: {_FORM} (this version speaks to one server, "
+            "neither to Sentinels nor to a Cluster)"
+        )
+    options = _options_of(given, tls=_SCHEMES[parts.scheme])
+    database = _database_of(parts)
+    shown = f"[{host}]" if ":" in host else host
+    return Address(
+        location=f"{parts.scheme}://{shown}:{port or _PORT}/{database}",
+        host=host,
+        port=port or _PORT,
+        database=database,
+        username=unquote(parts.username or ""),
+        password=_password_of(parts, options.get("password_file")),
+        tls=_SCHEMES[parts.scheme],
+        tls_ca=options.get("tls_ca", ""),
+        tls_cert=options.get("tls_cert", ""),
+        tls_key=options.get("tls_key", ""),
+        tls_verify=options.get("tls_verify", "full") == "full",
+    )
+
+
+def _options_of(given: list[tuple[str, str]], *, tls: bool) -> dict[str, str]:
+    names = [name for name, _ in given]
+    for name in names:
+        if name not in _OPTIONS or names.count(name) > 1:
+            wrong = "stands twice" if name in _OPTIONS else "is not known"
+            raise StoreRefused(
+                f"the Redis URL's option {name[:40]!r} {wrong}; there are {', '.join(_OPTIONS)}"
+            )
+    options = dict(given)
+    if not tls and (odd := [name for name in options if name.startswith("tls_")]):
+        raise StoreRefused(f"the Redis URL's option {odd[0]} is for rediss: and valkeys: only")
+    if options.get("tls_verify", "full") not in ("full", "none"):
+        raise StoreRefused(
+            f"the Redis URL's option tls_verify is {options['tls_verify'][:40]!r}: it is 'full' "
+            "(the default) or 'none', which trusts any server"
+        )
+    for name in ("tls_ca", "tls_cert", "tls_key"):
+        if name in options and not Path(options[name]).is_file():
+            raise StoreRefused(
+                f"the Redis URL's option {name} is {options[name][:200]!r}: there is no such file"
+            )
+    return options
+
+
+def _database_of(parts: SplitResult) -> int:
+    text = parts.path.removeprefix("/")
+    if text and not (text.isascii() and text.isdecimal()):
+        raise StoreRefused(
+            f"the Redis URL's path is {parts.path[:40]!r}: it is the number of a database, as /0"
+        )
+    return int(text or 0)
+
+
+def _password_of(parts: SplitResult, password_file: str | None) -> str:
+    if parts.password is not None and password_file is not None:
+        raise StoreRefused("the Redis URL has a password and a password_file: use one of them")
+    if parts.password is not None:
+        return unquote(parts.password)
+    if password_file is None:
+        return os.environ.get(PASSWORD_VARIABLE, "")
+    try:
+        return Path(password_file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise StoreRefused(
+            f"the Redis URL's option password_file is {password_file[:200]!r}: {reason}"
+        ) from None

@@ -1,0 +1,262 @@
+"""Connections: how calls are bounded, and what their failures mean (S11).
+
+redis-py would repeat a command whose reply was lost, and take the answer to the second for that
+to the first: here it may not, and nothing is sent on a connection that is not there. Imports the
+errors, the standard library and redis-py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError as RedisConnectionError,
+    MasterDownError,
+    MaxConnectionsError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from anarchon_backends.redis_lease._address import Address
+from anarchon_backends.redis_lease._scripts import Script
+from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
+
+Command = Sequence[str | bytes | int]
+
+CONNECTIONS = 4  # claims, heartbeats, results and reading do not wait for each other
+_CLOSE_S = 1.0
+
+# Answers which mean that nothing was done, also when a command inside of a script met them: they
+# stop a script only before its first write.
+_NOT_DONE = (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MaxConnectionsError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
+)
+_NOT_DONE_CODES = frozenset(
+    "ANARCHONSCHEMA BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOREPLICAS OOM READONLY".split()
+)
+_CODE = re.compile(r"^-?([A-Z]+) |: -([A-Z]+) ")  # the second as 6.2 says it of a script's command
+
+
+class AccessDenied(StoreUnavailable):
+    """The server did not let us in, or does not let us do it."""
+
+
+class Pool:
+    """A few connections, opened when they are needed.
+
+    One whose call was cancelled, timed out or broke off is thrown away: its answer may still come.
+    """
+
+    def __init__(self, address: Address, op_timeout_ms: int) -> None:
+        self._address = address
+        self._timeout_ms = op_timeout_ms
+        self._idle: list[Connection] = []
+        self._used: set[Connection] = set()
+        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._open = False
+
+    def start(self) -> None:
+        """From now on calls are served."""
+        self._open = True
+
+    async def close(self) -> None:
+        """Closes every connection, also those in use."""
+        self._open = False
+        connections = [*self._idle, *self._used]
+        self._idle.clear()
+        for connection in connections:
+            await self.discard(connection)
+
+    async def run(self, script: Script, keys: Sequence[str], batch: bytes) -> bytes:
+        """Carries out a script that may write."""
+
+        async def work(connection: Connection, sent: Callable[[], None]) -> Any:
+            sent()
+            try:
+                await _send(connection, ["EVALSHA", script.sha, len(keys), *keys, batch])
+                return await connection.read_response()
+            except NoScriptError:  # after a restart, a fail-over, or SCRIPT FLUSH
+                await _send(connection, ["EVAL", script.source, len(keys), *keys, batch])
+                return await connection.read_response()
+
+        answer: bytes = await self._call(work)
+        return answer
+
+    async def read(self, *commands: Command) -> list[Any]:
+        """Carries out commands that only read, as one step."""
+
+        async def work(connection: Connection, _: Callable[[], None]) -> Any:
+            await _send(connection, ["MULTI"], *commands, ["EXEC"])
+            queued = [await _answer(connection) for _ in range(len(commands) + 1)]
+            answers = await _answer(connection)
+            inside = answers if isinstance(answers, list) else [answers]
+            refused = [each for each in (*queued, *inside) if isinstance(each, RedisError)]
+            if refused:
+                raise refused[0]
+            return answers
+
+        answers: list[Any] = await self._call(work)
+        return answers
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Carries out commands that only read, each by itself. An answer may be a `RedisError`."""
+
+        async def work(connection: Connection, _: Callable[[], None]) -> Any:
+            await _send(connection, *commands)
+            return [await _answer(connection) for _ in commands]
+
+        answers: list[Any] = await self._call(work)
+        return answers
+
+    async def connect(self) -> Connection:
+        """A connection of its own, which the caller discards."""
+        connection = self._make()
+        self._used.add(connection)
+        try:
+            await connection.connect()
+        except (AuthenticationError, NoPermissionError) as error:
+            await self.discard(connection)
+            raise AccessDenied(f"{self._address.location}: {error}") from None
+        except (RedisError, OSError) as error:
+            await self.discard(connection)
+            raise StoreUnavailable(f"{self._address.location}: {error}") from None
+        except BaseException:
+            await self.discard(connection)
+            raise
+        return connection
+
+    async def discard(self, connection: Connection) -> None:
+        """Closes a connection, whatever state it is in."""
+        self._used.discard(connection)
+        with suppress(RedisError, OSError, TimeoutError):
+            await connection.disconnect(nowait=True)
+
+    async def _call(self, work: Callable[..., Any]) -> Any:
+        """Carries out one call within its time. `work` says when something that writes goes out."""
+        if not self._open:
+            raise StoreUnavailable(f"{self._address.location}: not open")
+        was_sent = False
+
+        def sent() -> None:
+            nonlocal was_sent
+            was_sent = True
+
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1_000), self._room:
+                connection = await self._take()
+                try:
+                    answer = await work(connection, sent)
+                except ResponseError:
+                    self._give_back(connection)
+                    raise
+                except BaseException:
+                    await self.discard(connection)
+                    raise
+                self._give_back(connection)
+                return answer
+        except TimeoutError:
+            text = f"{self._address.location}: no answer within {self._timeout_ms} ms"
+            raise (OutcomeUnknown if was_sent else StoreUnavailable)(text) from None
+        except (RedisError, OSError) as error:
+            raise self._meaning(error, was_sent=was_sent) from error
+
+    def _meaning(self, error: Exception, *, was_sent: bool) -> Exception:
+        text = f"{self._address.location}: {error}"
+        if isinstance(error, NoPermissionError) and " script: " not in f" {error}":
+            return AccessDenied(text)
+        if not was_sent or isinstance(error, _NOT_DONE):
+            return StoreUnavailable(text)
+        found = _CODE.search(str(error)) if isinstance(error, ResponseError) else None
+        if found and (found[1] or found[2]) in _NOT_DONE_CODES:
+            return StoreUnavailable(text)
+        return OutcomeUnknown(text)
+
+    async def _take(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            self._used.add(connection)
+            if connection.is_connected and not await _has_news(connection):
+                return connection
+            await self.discard(connection)
+        return await self.connect()
+
+    def _give_back(self, connection: Connection) -> None:
+        self._used.discard(connection)
+        if self._open:
+            self._idle.append(connection)
+
+    def _make(self) -> Connection:
+        address = self._address
+        settings: dict[str, Any] = {
+            "host": address.host,
+            "port": address.port,
+            "db": address.database,
+            "username": address.username or None,
+            "password": address.password or None,
+            "socket_timeout": None,
+            "socket_connect_timeout": self._timeout_ms / 1_000,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "protocol": 2,
+        }
+        if not address.tls:
+            return Connection(**settings)
+        settings |= {
+            "ssl_ca_certs": address.tls_ca or None,
+            "ssl_certfile": address.tls_cert or None,
+            "ssl_keyfile": address.tls_key or None,
+            "ssl_cert_reqs": "required" if address.tls_verify else "none",
+            "ssl_check_hostname": address.tls_verify,
+        }
+        return SSLConnection(**settings)
+
+
+async def _send(connection: Connection, *commands: Command) -> None:
+    packed: list[bytes] = []
+    for command in commands:
+        packed += connection.pack_command(*command)
+    await connection.send_packed_command(packed, check_health=False)
+
+
+async def _answer(connection: Connection) -> Any:
+    """The next answer; an error that the server answered is an answer."""
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+async def _has_news(connection: Connection) -> bool:
+    """Whether there is something to read though nothing was asked: most likely its end."""
+    look = getattr(connection, "can_read", None) or connection.can_read_destructive
+    try:
+        return bool(await look())
+    except (RedisConnectionError, OSError):
+        return True

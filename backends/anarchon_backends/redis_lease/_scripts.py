@@ -1,0 +1,57 @@
+"""The Lua scripts, one a method of the port, each after the rules that they share.
+
+Imports the limits, the rows' fields and the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+from anarchon_backends.redis_lease._rows import RUN_FIELDS
+from anarchon_server.core import limits
+
+SCHEMA = 1  # the layout of the keys
+LOOKED_AT = 5_000  # runs of one job that one pruning looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's text, and the digest by which the server knows it."""
+
+    source: str
+    sha: str
+
+
+def _constants() -> str:
+    names = ", ".join(f"'{name}'" for name in RUN_FIELDS)
+    kinds = ", ".join(f"{name} = '{kind}'" for name, kind in RUN_FIELDS.items())
+    return (
+        f"local FIELDS = {{ {names} }}\n"
+        f"local KIND = {{ {kinds} }}\n"
+        f"local SCHEMA = '{SCHEMA}'\n"
+        f"local MARGIN_SHARE = {limits.MARGIN_SHARE}\n"
+        f"local EARLY_MAX = {limits.EARLY_MAX}\n"
+        f"local ATTEMPTS_MAX = {limits.ATTEMPTS_MAX}\n"
+        f"local MISSED_LISTED_MAX = {limits.MISSED_LISTED_MAX}\n"
+        f"local LOST_SHOWN = {limits.LOST_SHOWN}\n"
+        f"local LOOKED_AT = {LOOKED_AT}\n"
+    )
+
+
+def _script(name: str) -> Script:
+    folder = resources.files(__package__) / "lua"
+    texts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("rules", name)]
+    source = "".join([_constants(), *texts])
+    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+CLAIM = _script("claim")
+SETTLE = _script("settle")
+BEAT = _script("beat")
+COMPLETE = _script("complete")
+RELEASE = _script("release")
+REGISTER = _script("register")
+PRUNE = _script("prune")
+PROBE = _script("probe")
