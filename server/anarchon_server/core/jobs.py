@@ -57,9 +57,6 @@ class Jobs:
     def __iter__(self) -> Iterator[JobState]:
         return iter(self._states.values())
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def get(self, name: str) -> JobState | None:
         """The job, if it is handled here."""
         return self._states.get(name)
@@ -246,7 +243,9 @@ class Jobs:
             for plan, answer in zip(plans, reply.answers, strict=True):
                 if answer.missed:
                     context.log(Level.WARNING, "slots_missed", job=plan.job, count=answer.missed)
-                self.show_settled(plan.job, plan.schedule_id, answer.settled)
+                if answer.settled != plan.settled:
+                    self.show_settled(plan.job, plan.schedule_id, answer.settled)
+                # Otherwise none is missed by the store's clock: the next heartbeat looks again.
 
         context.out.append(
             context.lanes.call(

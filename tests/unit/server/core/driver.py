@@ -137,6 +137,7 @@ class World:
         """Plays until `end`: engines are woken, calls answered at once, clients live."""
         assert end >= self.now
         for sidecar in self.sidecars:
+            sidecar.tick()
             sidecar.settle()
         while True:
             moments = [m for s in self.sidecars for m in s.moments()]
@@ -177,6 +178,7 @@ class Sidecar:
         self.clients: dict[str, FakeClient] = {}
         self.calls: dict[int, CallStore] = {}
         self.said: list[Command] = []
+        self.answers: dict[int, Any] = {}
         self._numbers = 0
         self._nonces = 0
         self.engine = Engine(
@@ -207,6 +209,9 @@ class Sidecar:
         for command in commands:
             if isinstance(command, CallStore):
                 self.calls[command.call_id] = command
+            if isinstance(command, Answer):
+                assert command.request_id not in self.answers, "a request is answered once"
+                self.answers[command.request_id] = command.answer
             if isinstance(command, Send):
                 self.clients[command.session_id].receive(command)
             if isinstance(command, EndStream) and command.session_id in self.clients:
@@ -330,9 +335,7 @@ class Sidecar:
 
     def answer_to(self, number: int) -> Any:
         """The answer to a request; None: there is none yet."""
-        answers = [c.answer for c in self.said if isinstance(c, Answer) and c.request_id == number]
-        assert len(answers) <= 1, "a request is answered once"
-        return answers[0] if answers else None
+        return self.answers.get(number)
 
     def watches(self) -> list[WatchClient | UnwatchClient]:
         return [c for c in self.said if isinstance(c, WatchClient | UnwatchClient)]

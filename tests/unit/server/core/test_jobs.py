@@ -1,0 +1,473 @@
+"""The jobs an instance handles: registering them, the slots to come, the slots that were missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anarchon_server.core.limits import MISSED_LISTED_MAX, PLAN_BATCH
+from anarchon_server.core.messages import CallStore, Method
+from anarchon_server.core.model import CronSchedule, Definition, JobSpec
+from anarchon_server.core.slots import Every
+from anarchon_server.core.slots.cron import HORIZON_S
+from anarchon_server.core.store import BeatAnswer, Plan, PlanAnswer
+from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
+
+HORIZON_MS = HORIZON_S * 1_000
+"""The end of 2199: there are no cron slots later."""
+
+
+def lone(*specs: JobSpec, **options: Any) -> tuple[World, Sidecar, FakeClient]:
+    """One instance with one client, its jobs registered."""
+    world = World()
+    sidecar = Sidecar(world)
+    return world, sidecar, sidecar.ready_client(*specs, **options)
+
+
+def registered(sidecar: Sidecar) -> list[list[str]]:
+    """The jobs of each registration."""
+    calls = [c for c in sidecar.said if isinstance(c, CallStore) and c.method is Method.REGISTER]
+    found: list[tuple[Definition, ...]] = [call.arguments[1] for call in calls]
+    return [[definition.job for definition in definitions] for definitions in found]
+
+
+# --- Registration ------------------------------------------------------------------------
+
+
+def test_s28_a_client_that_subscribes_has_its_jobs_registered_once() -> None:
+    world, sidecar, _ = lone(every(name="a"), every(name="b"))
+    world.run_until(60_000)
+    assert registered(sidecar) == [[], ["a", "b"]]
+
+
+def test_s28_the_store_is_told_at_first_that_this_instance_holds_nothing() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    world.run_until(30_000)
+    assert registered(sidecar) == [[]]
+    assert not sidecar.claims
+
+
+def test_s28_a_client_that_leaves_takes_its_jobs_out_of_the_registration() -> None:
+    world, sidecar, client = lone(every(name="a"), every(name="b"))
+    sidecar.client(every(name="b"), name="second")
+    client.close()
+    world.run_until(11_000)
+    assert registered(sidecar)[-1] == ["b"]
+    assert all(claim.job == "b" for claim in sidecar.claims)
+
+
+def test_s28_the_newest_subscribes_spec_makes_the_slots_and_any_client_may_run_them() -> None:
+    world, sidecar, client = lone(every(60_000), max_concurrency=2)
+    newer = sidecar.client(every(20_000), name="newer", max_concurrency=1)
+    world.run_until(25_000)
+    assert world.slots() == [20_000]
+    assert len(client.running) + len(newer.running) == 1
+    assert client.only().slot == START + 20_000, "the client with most room has it"
+
+
+def test_s28_subscribing_again_with_the_same_jobs_registers_nothing() -> None:
+    world, sidecar, client = lone()
+    client.subscribe()
+    client.keep_alive()
+    world.run_until(11_000)
+    assert len(registered(sidecar)) == 2
+    assert client.only().slot == START + 10_000
+
+
+def test_s28_differing_definitions_are_reported() -> None:
+    world, _, _ = lone(every(timeout_ms=1_000))
+    other = Sidecar(world, "b")
+    other.ready_client(every(timeout_ms=2_000))
+    assert [line.fields for line in other.logged("definitions_differ")] == [{"job": "sync"}]
+
+
+def test_s28_a_registration_that_fails_is_repeated() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    client = sidecar.client()
+    sidecar.fail(Method.REGISTER)
+    world.run_until(11_000)
+    assert registered(sidecar)[-2:] == [["sync"], ["sync"]]
+    assert client.only().slot == START + 10_000
+
+
+def test_s28_an_answer_for_a_definition_that_was_replaced_meanwhile_counts_no_more() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    client = sidecar.client(every(10_000))
+    client.specs = (every(20_000),)
+    client.subscribe()
+    client.keep_alive()
+    sidecar.answer(Method.REGISTER)
+    assert sidecar.waits(Method.REGISTER), "the newer one follows"
+    world.run_until(25_000)
+    assert world.slots() == [20_000]
+
+
+def test_s28_an_instance_the_store_has_forgotten_registers_again() -> None:
+    world, sidecar, client = lone(lasts_ms=1)
+    world.run_until(15_000)
+    world.restore()
+    world.run_until(31_000)
+    assert registered(sidecar)[-1] == ["sync"]
+    assert world.slots() == [20_000, 30_000]
+    assert client.assigned[-1].slot == START + 30_000
+
+
+def test_s28_a_beat_from_before_the_registration_does_not_undo_it() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    early = sidecar.execute(sidecar.pending(Method.BEAT))
+    assert early.answers[0].known is False
+    world.now = 1
+    sidecar.reply(sidecar.pending(Method.BEAT), early)
+    sidecar.settle()
+    client = sidecar.client()
+    sidecar.settle()
+    world.run_until(15_000)
+    assert registered(sidecar) == [[], ["sync"]]
+    assert client.only().slot == START + 10_000
+
+
+def test_s28_a_schedule_the_store_has_lost_is_registered_again() -> None:
+    world, sidecar, _ = lone(every(), every(name="other"))
+    world.run_until(4_000)
+    beat = sidecar.wait_for(Method.BEAT)
+    answer = sidecar.execute(beat)
+    (parts,) = answer.answers
+    assert isinstance(parts, BeatAnswer)
+    sidecar.reply(beat, replace(answer, answers=(replace(parts, settled=(None, START)),)))
+    assert registered(sidecar)[-1] == ["sync", "other"]
+    assert [state.registered for state in sidecar.engine._jobs] == [False, True]
+    sidecar.settle()
+    world.run_until(11_000)
+    assert world.slots() == [10_000]
+
+
+def test_s28_what_a_beat_says_of_an_old_schedule_is_not_believed_of_the_new() -> None:
+    world, sidecar, client = lone(every(20_000))
+    beat = sidecar.wait_for(Method.BEAT)
+    answer = sidecar.execute(beat)
+    client.specs = (every(10_000),)
+    client.subscribe()
+    client.keep_alive()
+    sidecar.answer(Method.REGISTER)
+    (parts,) = answer.answers
+    sidecar.reply(beat, replace(answer, answers=(replace(parts, settled=(None,)),)))
+    assert not sidecar.waits(Method.REGISTER)
+    assert world.slots() == []
+
+
+def test_s1_nothing_is_registered_while_the_hosts_clock_is_too_wrong() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.host_offset = -30_001
+    sidecar.ready_client()
+    world.run_until(30_000)
+    assert registered(sidecar) == []
+    sidecar.host_offset = 0
+    world.run_until(45_000)
+    assert registered(sidecar)[-1] == ["sync"]
+
+
+def test_s15_leases_shorter_than_the_default_are_renewed_in_time_from_the_first_on() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    world.run_until(100)  # the first beat is out: the next would come in 5 s
+    client = sidecar.client(every(1_000, lease_ms=3_000))
+    world.run_until(5_900)
+    assert client.only().slot == START + 1_000
+    assert client.cancelled == []
+    assert current(world.run(1_000)) == (1, "running", "")
+
+
+def test_s19_unfinished_runs_are_looked_at_as_soon_as_the_jobs_are_registered() -> None:
+    world, sidecar, client = lone()
+    world.run_until(10_500)
+    client.close(client.only().token)
+    sidecar.settle()
+    sidecar.die()
+    world.run_until(12_000)
+    other = Sidecar(world, "b").ready_client()
+    world.run_until(12_001)
+    assert other.only().attempt == 2
+
+
+# --- Slots to come -----------------------------------------------------------------------
+
+
+def test_s5_the_first_slot_is_the_next_one_whenever_the_client_came() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    world.run_until(13_337)
+    sidecar.client(lasts_ms=1)
+    world.run_until(45_000)
+    assert world.slots() == [20_000, 30_000, 40_000]
+
+
+def test_s20_a_newcomer_claims_what_is_still_in_time_and_plans_the_rest() -> None:
+    world, sidecar, _ = lone(every(start_deadline_ms=5_000))
+    sidecar.die()
+    world.run_until(33_000)
+    other = Sidecar(world, "b").ready_client(every(start_deadline_ms=5_000))
+    world.run_until(34_000)
+    assert other.only().slot == START + 30_000
+    assert [current(world.run(slot)) for slot in (10_000, 20_000)] == [(0, "skipped", "missed")] * 2
+
+
+def test_s1_after_a_step_of_the_stores_clock_the_coming_slots_are_judged_anew() -> None:
+    world, sidecar, _ = lone(every(60_000), lasts_ms=1)
+    world.run_until(6_000)
+    world.store_step = 20_000  # within max_clock_offset of the host's
+    world.run_until(39_900)
+    assert world.slots() == []
+    world.run_until(41_000)
+    assert world.slots() == [60_000]
+    assert sidecar.logged("store_clock_step")
+    world.store_step = 0
+    world.run_until(121_000)
+    assert world.slots() == [60_000, 120_000]
+
+
+def test_s1_a_step_leaves_jobs_alone_that_are_not_registered_yet() -> None:
+    world, sidecar, client = lone()
+    client.specs = (every(20_000),)
+    client.subscribe()
+    world.store_step = 10_000
+    sidecar.answer(Method.REGISTER)
+    client.keep_alive()
+    sidecar.settle()
+    world.run_until(11_000)
+    assert world.slots() == [20_000]
+
+
+def near_the_horizon(before_ms: int) -> World:
+    """A world whose store's time is so long before the end of 2199."""
+    world = World()
+    world.store_step = HORIZON_MS - before_ms - START
+    return world
+
+
+def test_s7_a_schedule_without_a_slot_left_is_at_rest() -> None:
+    world = near_the_horizon(60_000)
+    sidecar = Sidecar(world)
+    sidecar.host_offset = world.store_step
+    sidecar.ready_client(JobSpec("last", CronSchedule("30 59 23 * * *"), jitter_ms=0), lasts_ms=1)
+    world.run_until(20_000)
+    assert world.slots("last") == []
+    world.run_until(59_000)
+    assert [slot + START for slot in world.slots("last")] == [HORIZON_MS - 30_000]
+    assert len(sidecar.claims) == 1
+
+
+def test_s7_a_job_that_comes_after_its_last_slot_waits_for_nothing() -> None:
+    world = near_the_horizon(5_000)
+    sidecar = Sidecar(world)
+    sidecar.host_offset = world.store_step
+    client = sidecar.ready_client(JobSpec("last", CronSchedule("30 59 23 * * *"), jitter_ms=0))
+    world.run_until(4_000)
+    assert (sidecar.claims, client.running) == ([], {})
+    assert registered(sidecar)[-1] == ["last"]
+
+
+# --- Missed slots ------------------------------------------------------------------------
+
+
+def plans(sidecar: Sidecar) -> list[Plan]:
+    return [plan for batch in sidecar.called(Method.SETTLE) for plan in batch]
+
+
+def newcomer(world: World, *specs: JobSpec) -> Sidecar:
+    """Another instance, whose client's jobs are not registered yet."""
+    sidecar = Sidecar(world, f"i{len(world.sidecars)}")
+    sidecar.tick()
+    sidecar.settle()
+    sidecar.client(*specs)
+    return sidecar
+
+
+def outage(job: JobSpec, until: int) -> tuple[World, FakeClient]:
+    """A job that nobody handled from 1 s until `until`, and then somebody does."""
+    world, sidecar, _ = lone(job)
+    world.run_until(1_000)
+    sidecar.die()
+    world.run_until(until)
+    return world, Sidecar(world, "b").ready_client(job, lasts_ms=1)
+
+
+def test_s20_what_was_missed_while_nobody_was_there_is_recorded_and_not_run() -> None:
+    world, client = outage(every(start_deadline_ms=5_000), 58_000)
+    sidecar = client.sidecar
+    world.run_until(58_001)
+    assert world.slots() == [10_000, 20_000, 30_000, 40_000, 50_000]
+    assert {current(view) for view in world.runs()} == {(0, "skipped", "missed")}
+    assert [line.fields["count"] for line in sidecar.logged("slots_missed")] == [5]
+    (plan,) = plans(sidecar)
+    assert (plan.settled, plan.limit, plan.more) == (START, 100, False)
+    assert [missed.slot - START for missed in plan.slots] == world.slots()
+    assert {missed.start_deadline_ms for missed in plan.slots} == {5_000}
+    assert client.assigned == []
+
+
+def test_s20_past_the_limit_one_row_counts_the_rest() -> None:
+    world, _ = outage(every(1_000, start_deadline_ms=1_000, catch_up_limit=3), 31_500)
+    world.run_until(31_600)
+    rows = {view.run.slot - START: view.run.slots_covered for view in world.runs()}
+    assert rows[30_000] == rows[29_000] == rows[28_000] == 0
+    assert rows[27_000] == 26
+    assert sorted(slot for slot in rows if slot <= 30_000) == [1_000, *range(27_000, 31_000, 1_000)]
+
+
+def test_s20_more_than_ten_thousand_missed_slots_are_listed_no_further() -> None:
+    missed = MISSED_LISTED_MAX + 50
+    world, client = outage(every(100, start_deadline_ms=1_000), missed * 100 + 1_050)
+    world.run_for(10)
+    (plan, *_) = plans(client.sidecar)
+    assert (len(plan.slots), plan.more) == (MISSED_LISTED_MAX, True)
+    covered = [view.run.slots_covered for view in world.runs() if view.run.slots_covered]
+    assert covered == [MISSED_LISTED_MAX]
+    assert len(plans(client.sidecar)) <= 2, "settled has moved on"
+
+
+def test_s20_a_long_deadline_is_not_walked_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = every(100, start_deadline_ms=600_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.jump(600_000 + 5_000)
+    other = newcomer(world, job)
+    asked: list[int] = []
+    previous_upto = Every.previous_upto
+
+    def counting(schedule: Every, upto_ms: int) -> int:
+        asked.append(upto_ms)
+        return previous_upto(schedule, upto_ms)
+
+    monkeypatch.setattr(Every, "previous_upto", counting)
+    other.wait_for(Method.SETTLE)
+    (plan,) = plans(other)
+    assert len(plan.slots) == 49
+    assert len(asked) < 100
+
+
+def test_s20_settled_moves_with_the_claims_and_nothing_is_planned_for_days() -> None:
+    world, sidecar, _ = lone(every(3_600_000, lease_ms=3_600_000), lasts_ms=1)
+    world.run_until(2 * 86_400_000)
+    assert len(world.slots()) == 48
+    assert plans(sidecar) == []
+
+
+def test_s20_schedules_side_by_side_have_each_their_own_settled() -> None:
+    world, first, _ = lone(every(4_000, start_deadline_ms=1_000))
+    second = Sidecar(world, "b")
+    second.ready_client(every(5_000, start_deadline_ms=1_000))
+    for sidecar in (first, second):
+        for client in sidecar.clients.values():
+            client.keep_alive(draining=True)
+    world.run_until(24_500)
+    slots = set(world.slots())
+    assert {4_000, 8_000, 12_000, 16_000, 20_000} <= slots
+    assert {5_000, 10_000, 15_000, 20_000} <= slots
+    assert {view.run.reason for view in world.runs()} == {"missed"}
+
+
+def test_s20_of_two_planners_one_plans_and_the_other_learns_settled() -> None:
+    job = every(start_deadline_ms=5_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(58_000)
+    one, other = newcomer(world, job), newcomer(world, job)
+    for each in (one, other):
+        each.wait_for(Method.SETTLE)
+    one.answer(Method.SETTLE)
+    other.answer(Method.SETTLE)
+    assert [len(plans(each)) for each in (one, other)] == [1, 1]
+    assert one.logged("slots_missed")
+    assert not other.logged("slots_missed")
+    assert len(world.slots()) == 5
+
+
+def test_s20_a_plan_that_fails_is_made_again() -> None:
+    job = every(start_deadline_ms=5_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(58_000)
+    other = newcomer(world, job)
+    other.wait_for(Method.SETTLE)
+    other.fail(Method.SETTLE, unknown=True)
+    world.run_until(58_500)
+    assert len(plans(other)) == 2
+    assert len(world.slots()) == 5
+
+
+def test_s20_plans_go_in_batches() -> None:
+    jobs = [every(name=f"job-{n:02}", start_deadline_ms=5_000) for n in range(PLAN_BATCH + 1)]
+    world, sidecar, _ = lone(*jobs)
+    sidecar.die()
+    world.run_until(58_000)
+    other = Sidecar(world, "b")
+    other.ready_client(*jobs)
+    assert [len(batch) for batch in other.called(Method.SETTLE)] == [PLAN_BATCH, 1]
+
+
+def test_s20_a_job_that_left_before_its_plan_went_is_not_planned() -> None:
+    job = every(start_deadline_ms=5_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(58_000)
+    other = newcomer(world, job)
+    client = other.clients["client"]
+    other.wait_for(Method.SETTLE)
+    other.fail(Method.SETTLE)
+    client.close()
+    world.run_until(59_000)
+    assert len(plans(other)) == 1
+    assert world.slots() == []
+
+
+def test_s20_a_plan_for_a_schedule_the_store_has_lost_sends_the_job_to_register() -> None:
+    job = every(start_deadline_ms=5_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(58_000)
+    other = newcomer(world, job)
+    other.wait_for(Method.SETTLE)
+    other.answer_by_hand(Method.SETTLE, PlanAnswer(False, None))
+    assert registered(other)[-1] == ["sync"]
+    assert len(registered(other)) == 3
+
+
+def test_s1_nothing_is_planned_while_the_hosts_clock_is_too_wrong() -> None:
+    job = every(start_deadline_ms=5_000)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(28_000)
+    other = newcomer(world, job)
+    other.host_offset = 40_000
+    other.settle()
+    world.run_until(29_000)
+    assert plans(other) == []
+    other.host_offset = 0
+    world.run_until(39_000)
+    assert current(world.run(10_000)) == (0, "skipped", "missed")
+
+
+def test_s20_an_instance_whose_estimate_is_ahead_plans_nothing_and_does_not_insist() -> None:
+    world, sidecar, client = lone(every(start_deadline_ms=3_000))
+    client.keep_alive(draining=True)
+    world.run_until(13_400)
+    world.store_step = -2_000  # less than proves a step
+    sidecar.wait_for(Method.SETTLE)
+    sidecar.answer(Method.SETTLE)
+    assert world.slots() == []
+    assert not sidecar.waits(Method.SETTLE)
+    world.run_until(21_000)
+    assert current(world.run(10_000)) == (0, "skipped", "missed")
+    assert len(plans(sidecar)) <= 3
