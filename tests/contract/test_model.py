@@ -345,7 +345,7 @@ class StoreAgainstReference(RuleBasedStateMachine):
         period = SCHEDULES[schedule]
         settled = self.reference.settled.get(schedule, T0) - stale
         first = (settled // period + 1) * period
-        last = min(self.cluster.now, first + 50 * period)
+        last = min(self.cluster.now, first + 12 * period)
         slots = list(range(first, last + 1, period))
         answer = self.wait(
             self.nodes[node].plan(slots, settled=settled, deadline=deadline, schedule=schedule)
@@ -372,7 +372,7 @@ class StoreAgainstReference(RuleBasedStateMachine):
 
     @invariant()
     def every_row_shows_as_it_must(self) -> None:
-        reply = self.wait(self.nodes[0].store.runs(RunQuery(job="job", limit=500)))
+        reply = self.wait(self.nodes[0].store.runs(RunQuery(job="job", limit=10_000)))
         rows = {seen.run.slot: shown(seen) for seen in reversed(reply.answers)}
         assert rows == self.reference.shown()
         if reply.answers:

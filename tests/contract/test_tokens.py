@@ -249,6 +249,17 @@ async def test_s17_the_result_of_a_freed_attempt_counts(
     assert await two[1].unfinished() == []
 
 
+@pytest.mark.parametrize("stopped", list(CancelReason))
+async def test_s17_having_stopped_is_no_result_of_an_attempt_that_was_released(
+    two: tuple[Node, Node], seen: RunView, stopped: CancelReason
+) -> None:
+    """Whoever takes it over is not robbed of it by a handler that obeyed late."""
+    await two[0].release(seen, Reason.RUNNER_LOST)
+    answer = await two[0].complete(seen, Outcome(stopped=stopped))
+    assert answer.outcome is TokenOutcome.ALREADY_COMPLETED
+    assert (await two[1].take_over(seen)).outcome == "won"
+
+
 async def test_s17_a_result_is_fenced_when_another_attempt_was_claimed(
     cluster: Cluster, two: tuple[Node, Node], seen: RunView
 ) -> None:
@@ -344,6 +355,7 @@ async def test_s21a_a_shutdown_of_a_cancelled_attempt_does_not_hand_it_over(
 ) -> None:
     await two[0].renew(seen, cancel=CancelReason.REQUESTED)
     answer = await two[0].complete(seen, Outcome(stopped=CancelReason.SHUTDOWN))
+    assert answer.outcome is TokenOutcome.ALREADY_COMPLETED
     assert answer.run is not None
     run = answer.run.run
     assert (run.state, run.reason) == (RunState.FAILED, Reason.CANCELLED)
