@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -74,7 +74,7 @@ class Server:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> Server:
+    def start(self) -> Self:
         """Starts it, and waits until it answers."""
         self.directory = self.directory or mkdtemp(dir=_in_memory())
         log = Path(self.directory) / "log"
@@ -85,7 +85,7 @@ class Server:
                 *("--save", "", *self.settings),
             ],
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
         )
         end = time.monotonic() + START_S
         while not self._answers():
@@ -123,7 +123,7 @@ class Server:
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *error: object) -> None:

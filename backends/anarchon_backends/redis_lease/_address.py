@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from anarchon_server.core.errors import StoreRefused
 
-PASSWORD_VARIABLE = "REDISCLI_AUTH"  # noqa: S105 - the name that redis-cli reads, too
+PASSWORD_VARIABLE = "REDISCLI_AUTH"  # the name that redis-cli reads, too
 _FORM = "redis://[user:password@]host[:port][/database]"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 _OPTIONS = ("strategy", "password_file", "tls_ca", "tls_cert", "tls_key", "tls_verify")

@@ -62,6 +62,15 @@ def denied(error: AccessDenied, location: str) -> StoreRefused:
     )
 
 
+def not_run(error: RedisError, location: str) -> StoreRefused:
+    """What to do where the server stopped a script at one of its commands."""
+    said = str(error).partition(" script: ")[0]
+    return StoreRefused(
+        f"{location}: it does not carry out the scripts: {said}. docs/stores/redis.md lists the "
+        "commands, keys and channels that the user needs"
+    )
+
+
 def _hidden(error: RedisError) -> bool:
     """Whether the server keeps this from its users, as managed ones do."""
     text = str(error).lower()

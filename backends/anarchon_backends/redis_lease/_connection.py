@@ -21,7 +21,6 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
-    ConnectionError as RedisConnectionError,
     MasterDownError,
     MaxConnectionsError,
     MovedError,
@@ -59,7 +58,18 @@ _NOT_DONE = (
     TryAgainError,
 )
 _NOT_DONE_CODES = frozenset(
-    "ANARCHONSCHEMA BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF NOAUTH NOREPLICAS OOM READONLY".split()
+    {
+        "ANARCHONSCHEMA",
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "NOAUTH",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+    }
 )
 _CODE = re.compile(r"^-?([A-Z]+) |: -([A-Z]+) ")  # the second as 6.2 says it of a script's command
 
@@ -92,7 +102,10 @@ class Pool:
         connections = [*self._idle, *self._used]
         self._idle.clear()
         for connection in connections:
-            await self.discard(connection)
+            self._used.discard(connection)
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await connection.disconnect()
 
     async def run(self, script: Script, keys: Sequence[str], batch: bytes) -> bytes:
         """Carries out a script that may write."""
@@ -140,7 +153,7 @@ class Pool:
         connection = self._make()
         self._used.add(connection)
         try:
-            await connection.connect()
+            await connection.connect()  # type: ignore[no-untyped-call]
         except (AuthenticationError, NoPermissionError) as error:
             await self.discard(connection)
             raise AccessDenied(f"{self._address.location}: {error}") from None
@@ -174,12 +187,12 @@ class Pool:
                 try:
                     answer = await work(connection, sent)
                 except ResponseError:
-                    self._give_back(connection)
+                    await self._give_back(connection)
                     raise
                 except BaseException:
                     await self.discard(connection)
                     raise
-                self._give_back(connection)
+                await self._give_back(connection)
                 return answer
         except TimeoutError:
             text = f"{self._address.location}: no answer within {self._timeout_ms} ms"
@@ -207,10 +220,12 @@ class Pool:
             await self.discard(connection)
         return await self.connect()
 
-    def _give_back(self, connection: Connection) -> None:
+    async def _give_back(self, connection: Connection) -> None:
+        if not self._open:
+            await self.discard(connection)
+            return
         self._used.discard(connection)
-        if self._open:
-            self._idle.append(connection)
+        self._idle.append(connection)
 
     def _make(self) -> Connection:
         address = self._address
@@ -258,5 +273,5 @@ async def _has_news(connection: Connection) -> bool:
     look = getattr(connection, "can_read", None) or connection.can_read_destructive
     try:
         return bool(await look())
-    except (RedisConnectionError, OSError):
+    except (RedisError, OSError):
         return True

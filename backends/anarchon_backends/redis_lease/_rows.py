@@ -94,7 +94,7 @@ def run_of(fields: Fields) -> model.Run:
 
 def _run_of(fields: Fields) -> model.Run:
     lease = None
-    if "lease_until" in fields and fields["lease_until"]:
+    if fields.get("lease_until"):
         lease = model.Lease(
             int(fields["lease_until"]), int(fields["lease_length_ms"]), int(fields["lease_end_at"])
         )

@@ -1,38 +1,110 @@
-"""History: pages of runs, found through an index and read in a few steps (S30).
+"""Reading for people: runs, found through an index and read in a few steps, jobs, instances (S30).
 
 Imports the port, the machine, the model and the standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from anarchon_backends.redis_lease._connection import Command, Pool
 from anarchon_backends.redis_lease._rows import (
     all_attempts_of,
     attempts_of,
     decode,
     decoded,
+    holds_of,
+    instance_of,
+    moment,
     run_of,
+    spec_of,
 )
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
 _STEP = 100  # runs read at once where not every one may be wanted
 
-Read = Callable[..., Awaitable[tuple[machine.Moment, str, list[Any]]]]
 Place = tuple[int, str]  # slot, job
 
 
-class History:
-    """Reads pages. `read` carries out commands as one step; `key_of` is a job's key."""
+class Reader:
+    """Reads one namespace. `key_of` is a job's key; `clock` stands in for the server's in tests."""
 
-    def __init__(self, namespace: str, key_of: Callable[[str], str], read: Read) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        namespace: str,
+        key_of: Callable[[str], str],
+        clock: port.StoreClock | None,
+    ) -> None:
+        self._pool = pool
         self._namespace = namespace
         self._key_of = key_of
-        self._read = read
+        self._clock = clock
 
-    async def page(self, query: port.RunQuery) -> port.Reply[model.RunView]:
+    async def _read(self, *commands: Command) -> tuple[machine.Moment, str, list[Any]]:
+        """Reads as one step: the store's moment, its identity, and the answers."""
+        time, store_id, *answers = await self._pool.read(
+            ["TIME"], ["HGET", self._namespace, "store_id"], *commands
+        )
+        now_us = int(time[0]) * 1_000_000 + int(time[1])
+        now = moment(self._clock.wall_us() if self._clock else now_us)
+        return now, decode(store_id or b""), answers
+
+    async def instances(self) -> port.Reply[model.Instance]:
+        """The instances seen lately, by label."""
+        now, store_id, (noted,) = await self._read(["HGETALL", f"{self._namespace}:instances"])
+        lately = [
+            machine.shown_instance(each, now)
+            for each in _instances_of(noted)
+            if not machine.is_forgotten(each, now)
+        ]
+        lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
+        return port.Reply(now.at, tuple(lately), {}, store_id)
+
+    async def job_names(self, after: str, limit: int) -> list[str]:
+        """A page of the jobs that have a definition, by name."""
+        start = f"({after}" if after else "-"
+        index = f"{self._namespace}:jobs"
+        _, _, (page,) = await self._read(["ZRANGEBYLEX", index, start, "+", "LIMIT", 0, limit])
+        return [decode(each) for each in page]
+
+    async def jobs(self, names: Sequence[str]) -> port.Reply[model.JobView]:
+        """The jobs of these names that there are."""
+        keys = [self._key_of(name) for name in names]
+        commands: list[Command] = [["HGET", key, "definition_id"] for key in keys]
+        commands += [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
+        _, _, found = await self._read(*commands)
+        ids = [decode(each or b"") for each in found[: len(keys)]]
+        slots = [decode(each[0]) if each else "0" for each in found[len(keys) :]]
+        commands = [["HGETALL", f"{self._namespace}:instances"]]
+        for key, definition_id, slot in zip(keys, ids, slots, strict=True):
+            commands += [
+                ["HMGET", key, "fence", "definition_at", "definition_id"],
+                ["HGET", f"{key}:definitions", definition_id],
+                ["HGETALL", f"{key}:holds"],
+                ["HGETALL", f"{key}:{slot}"],
+            ]
+        now, store_id, answers = await self._read(*commands)
+        live = {
+            each.incarnation: each.instance_id
+            for each in _instances_of(answers[0])
+            if machine.is_live(each, now)
+        }
+        views: list[model.JobView] = []
+        fences: dict[str, int] = {}
+        for place, name in enumerate(names):
+            record, kept, held, run = answers[1 + 4 * place : 5 + 4 * place]
+            if not record[2] or not kept:
+                continue  # there is no such job
+            fences[name] = int(record[0] or 0)
+            fields = decoded(run) | {"job": name, "slot": slots[place]}
+            shown = machine.view(run_of(fields), now) if run else None
+            views.append(_job_view(name, record, decode(kept), decoded(held), live, shown))
+        return port.Reply(now.at, tuple(views), fences, store_id)
+
+    async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """The runs that are wanted, newest slot first; equal slots by job name, last first."""
         found: list[model.RunView] = []
         fences: dict[str, int] = {}
@@ -137,3 +209,31 @@ def _wanted(
 def _attempted_by(instance_id: str, run: model.Run, fields: Mapping[str, str]) -> bool:
     """Whether any attempt was that instance's, also one too old to be shown."""
     return any(each.instance_id == instance_id for each in all_attempts_of(run, fields))
+
+
+def _instances_of(noted: Iterable[bytes]) -> list[model.Instance]:
+    return [instance_of(incarnation, record) for incarnation, record in decoded(noted).items()]
+
+
+def _job_view(
+    name: str,
+    record: Sequence[bytes | None],
+    kept: str,
+    held: Mapping[str, str],
+    live: Mapping[str, str],
+    last_run: model.RunView | None,
+) -> model.JobView:
+    holds = [
+        hold
+        for incarnation, text in held.items()
+        if incarnation in live
+        for hold in holds_of(name, incarnation, text)
+    ]
+    return model.JobView(
+        name=name,
+        spec=spec_of(name, kept),
+        definition_at=int(record[1] or 0),
+        definitions_differ=machine.definitions_differ(holds),
+        instance_ids=tuple(sorted({live[hold.incarnation] for hold in holds})),
+        last_run=machine.without_traces(last_run) if last_run else None,
+    )

@@ -1,0 +1,214 @@
+"""Batches as the scripts read them, and their answers as the port's records.
+
+Imports the port, the machine, the model and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from anarchon_backends.redis_lease._rows import failure_text, kept_definition, run_of
+from anarchon_server.core import machine, model
+from anarchon_server.core import store as port
+
+_T = TypeVar("_T")
+
+ITEMS = 500  # a script blocks the server while it runs: at most so many items a call ...
+BYTES = 1 << 20  # ... and about so much text
+
+# Batches -----------------------------------------------------------------------------------
+
+
+def parts_of(items: Sequence[_T]) -> list[list[_T]]:
+    """The items in runs that one script may carry out. Lists of items stay whole."""
+    parts: list[list[_T]] = []
+    count = size = 0
+    for item in items:
+        weight = len(item) if isinstance(item, list) else 1
+        length = _length(item)
+        if not parts or count + weight > ITEMS or size + length > BYTES:
+            parts.append([])
+            count = size = 0
+        parts[-1].append(item)
+        count += weight
+        size += length
+    return parts
+
+
+def _length(value: object) -> int:
+    """About how many bytes of JSON a value takes."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_length, value.values())) + 20 * len(value)
+    if isinstance(value, list | tuple):
+        return 16 * len(value) if value and isinstance(value[0], int) else sum(map(_length, value))
+    return 16
+
+
+BEAT_KINDS = ("renewals", "looks", "sweep")
+
+
+def beat_parts(beat: port.Beat) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """The heartbeat in parts that one script each may carry out."""
+    tagged: list[tuple[str, dict[str, Any]]] = [
+        *(("renewals", renewal_item(each)) for each in beat.renewals),
+        *(("looks", {"job": job, "slot": slot}) for job, slot in beat.looks),
+        *(("sweep", {"job": job, "schedule_id": name}) for job, name in beat.sweep),
+    ]
+    for part in parts_of(tagged) or [[]]:
+        yield {kind: [item for tag, item in part if tag == kind] for kind in BEAT_KINDS}
+
+
+def fences_of(jobs: Sequence[str], answers: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
+    """The highest fence of each job of a batch."""
+    return {job: int(answer["fence"]) for job, answer in zip(jobs, answers or (), strict=True)}
+
+
+def reply(
+    last: Mapping[str, Any], answers: Iterable[_T], fences: Mapping[str, int]
+) -> port.Reply[_T]:
+    """The reply, with what the last script said of the store."""
+    at = int(last["now_us"]) // 1_000
+    return port.Reply(at, tuple(answers), fences, last["store_id"])
+
+
+def claim_item(claim: port.Claim) -> dict[str, Any]:
+    """A claim as the script reads it."""
+    item = {
+        "job": claim.job,
+        "slot": claim.slot,
+        "token": claim.token,
+        "instance_id": claim.instance_id,
+        "incarnation": claim.incarnation,
+        "schedule_id": claim.schedule_id,
+        "overlap": claim.overlap.value,
+        "start_deadline_ms": claim.start_deadline_ms,
+        "lease_ms": claim.lease_ms,
+        "cancel_grace_ms": claim.cancel_grace_ms,
+        "max_attempts": claim.max_attempts,
+        "window_ms": claim.window_ms,
+        "expected_at": claim.expected_at,
+        "vouched": claim.vouched,
+        "may_run": claim.may_run,
+        "seen_attempt": claim.seen_attempt,
+        "seen_token": claim.seen_token,
+    }
+    if claim.previous_slot is not None:
+        item["previous_slot"] = claim.previous_slot
+    return item
+
+
+def plan_item(plan: port.Plan) -> dict[str, Any]:
+    """A plan as the script reads it."""
+    return {
+        "job": plan.job,
+        "schedule_id": plan.schedule_id,
+        "settled": plan.settled,
+        "slots": [missed.slot for missed in plan.slots],
+        "deadlines": [missed.start_deadline_ms for missed in plan.slots],
+        "more": plan.more,
+        "limit": plan.limit,
+    }
+
+
+def renewal_item(renewal: port.Renewal) -> dict[str, Any]:
+    """A renewal as the script reads it."""
+    item: dict[str, Any] = {
+        "job": renewal.job,
+        "slot": renewal.slot,
+        "token": renewal.token,
+        "instance_id": renewal.instance_id,
+        "incarnation": renewal.incarnation,
+        "lease_ms": renewal.lease_ms,
+        "adopt": renewal.adopt,
+    }
+    if renewal.started_at is not None:
+        item["started_at"] = renewal.started_at
+    if renewal.cancel is not None:
+        item["cancel"] = renewal.cancel.value
+    return item
+
+
+def completion_item(completion: port.Completion) -> dict[str, Any]:
+    """A result as the script reads it."""
+    outcome = completion.outcome
+    item: dict[str, Any] = {
+        "job": completion.job,
+        "slot": completion.slot,
+        "token": completion.token,
+        "result": outcome.result,
+        "elapsed_ms": outcome.elapsed_ms,
+    }
+    if outcome.failure is not None:
+        item["failure"] = failure_text(outcome.failure)
+    if outcome.stopped is not None:
+        item["stopped"] = outcome.stopped.value
+    return item
+
+
+def release_item(release: port.Release) -> dict[str, Any]:
+    """A release as the script reads it."""
+    return {
+        "job": release.job,
+        "slot": release.slot,
+        "token": release.token,
+        "incarnation": release.incarnation,
+        "reason": release.reason,
+    }
+
+
+def definition_item(definition: model.Definition) -> dict[str, Any]:
+    """A definition as the script reads it."""
+    return {
+        "job": definition.job,
+        "definition_id": definition.definition_id,
+        "schedule_id": definition.schedule_id,
+        "kept": kept_definition(definition),
+    }
+
+
+# Answers -----------------------------------------------------------------------------------
+
+
+def number_of(text: str | None) -> int | None:
+    """A number that may be missing."""
+    return None if text is None else int(text)
+
+
+def view_of(answer: Mapping[str, Any], now: machine.Moment) -> model.RunView | None:
+    """The run in an answer, as it shows now."""
+    fields = answer.get("run")
+    return machine.view(run_of(fields), now) if fields else None
+
+
+def claim_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.ClaimAnswer:
+    """What became of a claim; a record that cannot be read leaves it open."""
+    if answer["outcome"] == "broken":
+        return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
+    return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), view_of(answer, now))
+
+
+def token_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.TokenAnswer:
+    """Whether a token counted."""
+    if answer["outcome"] == "broken":  # nobody can hold what nobody can read
+        return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
+    return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), view_of(answer, now))
+
+
+def plan_answer(answer: Mapping[str, Any]) -> port.PlanAnswer:
+    """What became of a plan."""
+    done = answer["outcome"] == "done"
+    return port.PlanAnswer(done, number_of(answer.get("settled")), answer.get("missed", 0))
+
+
+def registration(job: str, answer: Mapping[str, Any]) -> port.Registration:
+    """What became of a definition."""
+    return port.Registration(
+        job=job,
+        current=answer["current"],
+        since=int(answer["since"]),
+        settled=number_of(answer.get("settled")),
+        definitions_differ=answer["differ"],
+    )
