@@ -354,7 +354,7 @@ class SimClient:
         sent_at, stream = self._unanswered.pop(number)
         if number > self._answered:
             self._answered = number
-            self._trust(self.app.host.world.mistakes.trust_from(sent_at, self._now), answer)
+            self._trust(sent_at, answer)
             self._interval_ms = answer.keep_alive_ms
         self._take_lost(answer.lost)
         self.end_trust_if_over()
@@ -367,6 +367,7 @@ class SimClient:
         self._start_held()
 
     def _trust(self, since: int, answer: m.KeepAliveAnswer) -> None:
+        """Counted from the sending: what the sidecar promised, it promised after that."""
         self.trust_until = since + answer.session_ttl_ms
         self.app.do_at(self.trust_until, self.end_trust_if_over)
 

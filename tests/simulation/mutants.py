@@ -1,17 +1,17 @@
 """Mistakes put into the engine and the store's rules on purpose, to show that the simulator bites.
 
-Each mutant is a context: inside it the mistake is made. `MUTANTS` names them all.
+Each mistake is a context: inside it, it is made. `MUTANTS` says of each where to look for it, and
+which rules may tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from anarchon_backends import memory
 from anarchon_server.core import engine, machine
 from anarchon_server.core.claiming import Claiming
 from anarchon_server.core.context import Context
@@ -19,8 +19,9 @@ from anarchon_server.core.holding import Hold, Holding
 from anarchon_server.core.jobs import Jobs
 from anarchon_server.core.lanes import Call, Lanes
 from anarchon_server.core.lease import StoreTime
-from anarchon_server.core.messages import StoreFailed
+from anarchon_server.core.messages import KeepAliveAnswer, StoreFailed
 from anarchon_server.core.model import Attempt, Run
+from anarchon_server.core.policy import Job
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.store import (
     Claim,
@@ -31,9 +32,10 @@ from anarchon_server.core.store import (
     Renewal,
     TokenOutcome,
 )
-from tests.simulation.world import Mistakes
+from tests.simulation.client import SimClient
+from tests.simulation.seeds import Focus
 
-Mutant = Callable[[], AbstractContextManager[object]]
+Mistake = Callable[[], AbstractContextManager[object]]
 
 
 def trust_counted_from_the_reply() -> AbstractContextManager[object]:
@@ -63,7 +65,12 @@ _NOW = [0]
 
 def client_trust_counted_from_the_answer() -> AbstractContextManager[object]:
     """Protocol: the client believes in a session from when it heard of it."""
-    return patch.object(Mistakes, "trust_from", lambda self, sent_at, answered_at: answered_at)
+    trust = SimClient._trust
+
+    def late(self: SimClient, since: int, answer: KeepAliveAnswer) -> None:
+        trust(self, self.app.host.world.timeline.now, answer)
+
+    return patch.object(SimClient, "_trust", late)
 
 
 def no_margin() -> AbstractContextManager[object]:
@@ -75,51 +82,55 @@ def no_margin() -> AbstractContextManager[object]:
 
 def renewal_without_token_check() -> AbstractContextManager[object]:
     """S17: any renewal of the run is taken for its holder's."""
+    judge = machine.judge_renewal
 
     def judged(renewal: Renewal, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
         if run is not None and run.current is not None and run.token != renewal.token:
             incarnation = run.current.incarnation
             renewal = replace(renewal, token=run.token, incarnation=incarnation)
-        return machine.judge_renewal(renewal, now, run)
+        return judge(renewal, now, run)
 
-    return patch.object(memory, "judge_renewal", judged)
+    return patch.object(machine, "judge_renewal", judged)
 
 
 def completion_without_token_check() -> AbstractContextManager[object]:
     """S17: any result ends the run."""
+    judge = machine.judge_completion
 
     def judged(
         completion: Completion, now: machine.Moment, run: Run | None, past: Attempt | None
     ) -> machine.TokenVerdict:
         if run is not None and run.current is not None:
             completion = replace(completion, token=run.token)
-        return machine.judge_completion(completion, now, run, past)
+        return judge(completion, now, run, past)
 
-    return patch.object(memory, "judge_completion", judged)
+    return patch.object(machine, "judge_completion", judged)
 
 
 def release_by_another_holder() -> AbstractContextManager[object]:
     """S17: whoever knows the token may release it, also after an adoption."""
+    judge = machine.judge_release
 
     def judged(release: Release, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
         if run is not None and run.current is not None:
             release = replace(release, incarnation=run.current.incarnation)
-        return machine.judge_release(release, now, run)
+        return judge(release, now, run)
 
-    return patch.object(memory, "judge_release", judged)
+    return patch.object(machine, "judge_release", judged)
 
 
 def reclaim_keeps_the_lease() -> AbstractContextManager[object]:
     """S11: a claim that is asked again is WON, and its lease runs from the first time."""
+    judge = machine.judge_claim
 
     def judged(claim: Claim, now: machine.Moment, *rest: Any) -> machine.ClaimVerdict:
-        verdict = machine.judge_claim(claim, now, *rest)
+        verdict = judge(claim, now, *rest)
         run: Run | None = rest[2]
         if run is not None and run.token == claim.token and verdict.saved:
             return replace(verdict, saved=())
         return verdict
 
-    return patch.object(memory, "judge_claim", judged)
+    return patch.object(machine, "judge_claim", judged)
 
 
 def unknown_taken_for_lost() -> AbstractContextManager[object]:
@@ -160,8 +171,17 @@ def overlap_skips_before_its_time() -> AbstractContextManager[object]:
 
 
 def takeover_without_second_witness() -> AbstractContextManager[object]:
-    """S19: the store's clock alone says that a lease is over."""
-    return patch.object(machine, "_witnessed", lambda claim, now: True)
+    """S19: the store's clock alone says that a lease is over, at both ends."""
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(machine, "_witnessed", lambda claim, now: True),
+            patch.object(Context, "takeovers_from", lambda self, lease_ms: self.now),
+        ):
+            yield
+
+    return both()
 
 
 def lease_not_looked_at() -> AbstractContextManager[object]:
@@ -179,7 +199,7 @@ def nobody_takes_over() -> AbstractContextManager[object]:
     return patch.object(Claiming, "_wish_to_take_over", lambda self, view: None)
 
 
-def looks_only_with_the_heartbeat_of_a_minute() -> AbstractContextManager[object]:
+def looks_too_rarely() -> AbstractContextManager[object]:
     """S19: a backup looks too rarely."""
     return patch.object(Jobs, "heartbeat_ms", property(lambda self: 60_000))
 
@@ -190,7 +210,7 @@ def settled_never_moves() -> AbstractContextManager[object]:
     def judged(plan: Plan, now: machine.Moment, *rest: Any) -> machine.PlanVerdict:
         return machine.PlanVerdict(machine.PlanAnswer(True, rest[1]))
 
-    return patch.object(memory, "judge_plan", judged)
+    return patch.object(machine, "judge_plan", judged)
 
 
 def settled_moves_too_far() -> AbstractContextManager[object]:
@@ -200,14 +220,23 @@ def settled_moves_too_far() -> AbstractContextManager[object]:
 
 def planned_too_early() -> AbstractContextManager[object]:
     """S20: a slot is missed as soon as it is due."""
-    deadline = "anarchon_server.core.policy.Job.start_deadline"
-    plan = Jobs._plan
+    show, plan = Jobs._show, Jobs._plan
+    at_once = patch.object(Job, "start_deadline", lambda self, slot, following: 0)
 
-    def hasty(self: Jobs, state: Any) -> Plan:
-        with patch(deadline, lambda self, slot, following: 0):
+    def shown(self: Jobs, state: Any, settled: int) -> None:
+        with at_once:
+            show(self, state, settled)
+
+    def planned(self: Jobs, state: Any) -> Plan:
+        with at_once:
             return plan(self, state)
 
-    return patch.object(Jobs, "_plan", hasty)
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.object(Jobs, "_show", shown), patch.object(Jobs, "_plan", planned):
+            yield
+
+    return both()
 
 
 def rest_not_counted() -> AbstractContextManager[object]:
@@ -292,14 +321,21 @@ def broken_stream_taken_for_a_death() -> AbstractContextManager[object]:
     return patch.object(Attaching, "stream_ended", dead)
 
 
-def suspension_not_doubted() -> AbstractContextManager[object]:
-    """S4, S16: trust that ran out is not noticed."""
-    return patch.object(Holding, "trust_over", lambda self, token: None)
-
-
 def cancelled_runs_renewed_for_ever() -> AbstractContextManager[object]:
     """S21a: a handler that ignores its timeout keeps its lease."""
-    return patch.object(Holding, "grace_over", lambda self, token: None)
+    judge = machine.judge_renewal
+
+    def judged(renewal: Renewal, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
+        patient = None if run is None else replace(run, cancel_grace_ms=1 << 40)
+        return judge(renewal, now, patient)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with patch.object(Holding, "grace_over", lambda self, token: None):
+            with patch.object(machine, "judge_renewal", judged):
+                yield
+
+    return both()
 
 
 def fence_does_not_grow() -> AbstractContextManager[object]:
@@ -327,7 +363,7 @@ def final_runs_taken_over() -> AbstractContextManager[object]:
     return patch.object(machine, "_claim_of_a_row", again)
 
 
-def forgets_the_second_claim_of_a_token() -> AbstractContextManager[object]:
+def its_own_winner_is_a_stranger() -> AbstractContextManager[object]:
     """S11: the store does not know its own winner."""
     claim_of_a_row = machine._claim_of_a_row
 
@@ -337,19 +373,6 @@ def forgets_the_second_claim_of_a_token() -> AbstractContextManager[object]:
         return claim_of_a_row(replace(claim, token="another"), now, job, settled, run)
 
     return patch.object(machine, "_claim_of_a_row", stranger)
-
-
-def adoption_is_refused() -> AbstractContextManager[object]:
-    """S26: a restarted sidecar leaves what its client runs to its lease."""
-
-    def judged(renewal: Renewal, now: machine.Moment, run: Run | None) -> machine.TokenVerdict:
-        verdict = machine.judge_renewal(renewal, now, run)
-        if not renewal.adopt:
-            return verdict
-        answer = replace(verdict.answer, outcome=TokenOutcome.FENCED)
-        return machine.TokenVerdict(answer)
-
-    return patch.object(memory, "judge_renewal", judged)
 
 
 def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
@@ -366,39 +389,106 @@ def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
     return both()
 
 
-MUTANTS: dict[str, Mutant] = {
-    mutant.__name__: mutant
-    for mutant in (
-        trust_counted_from_the_reply,
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A mistake, where to look for it, and the rules that may say so."""
+
+    mistake: Mistake
+    rules: frozenset[str]
+    focus: Focus
+    seeds: int = 40
+
+    @property
+    def name(self) -> str:
+        """What the mistake is called."""
+        return self.mistake.__name__
+
+
+BAD_NETWORK = ("bad_network", "store_away", "cut_off")
+ON_A_NETWORK = (("boot_leases", False),)
+LONG = (("duration_ms", (1_000, 9_000)), ("step_ms", (20, 100)))
+BUSY = (("duration_ms", (500, 3_000)), ("step_ms", (20, 100)))
+
+
+def _mutant(mistake: Mistake, rules: str, focus: Focus | None = None, seeds: int = 40) -> Mutant:
+    return Mutant(mistake, frozenset(rules.split()), focus or Focus(), seeds)
+
+
+MUTANTS = (
+    _mutant(trust_counted_from_the_reply, "F6 I4 F2", Focus(BAD_NETWORK, work=LONG)),
+    _mutant(
         client_trust_counted_from_the_answer,
-        no_margin,
+        "F6 I4 F2",
+        Focus(("slow_client_calls", "kill_sidecar", "cut_off"), work=LONG),
+    ),
+    _mutant(no_margin, "F6 F16 I4", Focus(BAD_NETWORK, work=LONG)),
+    _mutant(
         renewal_without_token_check,
-        completion_without_token_check,
+        "F7 I4 F2 F16",
+        Focus(("freeze_sidecar", "freeze_both", "cut_off"), work=LONG),
+    ),
+    _mutant(
+        completion_without_token_check, "F7 I4 S17", Focus(("freeze_both", "cut_off"), work=LONG)
+    ),
+    _mutant(
         release_by_another_holder,
+        "F7 I4 F2 F16",
+        Focus(("replace_sidecar",), (("watchable", False),), work=LONG),
+    ),
+    _mutant(
         reclaim_keeps_the_lease,
-        unknown_taken_for_lost,
-        overlap_not_looked_at,
-        overlap_skips_before_its_time,
+        "F6 I4",
+        Focus(("bad_network",), (("op_timeout_ms", 2_000),), work=LONG),
+    ),
+    _mutant(unknown_taken_for_lost, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),))),
+    _mutant(overlap_not_looked_at, "F2", Focus(work=LONG)),
+    _mutant(overlap_skips_before_its_time, "S18", Focus(("store_clock",), ON_A_NETWORK, work=BUSY)),
+    _mutant(
         takeover_without_second_witness,
-        lease_not_looked_at,
-        takeover_of_another_attempt,
-        nobody_takes_over,
-        looks_only_with_the_heartbeat_of_a_minute,
-        settled_never_moves,
-        settled_moves_too_far,
-        planned_too_early,
-        rest_not_counted,
-        handed_over_early,
-        claims_without_room,
+        "I5 I4 F2",
+        Focus(("store_clock",), ON_A_NETWORK, work=LONG),
+    ),
+    _mutant(
+        steps_of_the_clock_go_unseen, "I5 I4 F2", Focus(("store_clock",), ON_A_NETWORK, work=LONG)
+    ),
+    _mutant(lease_not_looked_at, "I5 I4 F2 F7", Focus(work=LONG)),
+    _mutant(takeover_of_another_attempt, "S19", Focus(("kill_app", "kill_both"), work=LONG)),
+    _mutant(nobody_takes_over, "F11 F12", Focus(("kill_app", "kill_both"), work=LONG)),
+    _mutant(looks_too_rarely, "F11 F12 F14 S15", Focus(("kill_both",), work=LONG)),
+    _mutant(settled_never_moves, "F14", Focus(("kill_all",))),
+    _mutant(settled_moves_too_far, "F14 F3", Focus(("kill_all", "cut_off", "freeze_app"))),
+    _mutant(planned_too_early, "S20", Focus((), spec=(("jitter_ms", None),))),
+    _mutant(
+        rest_not_counted, "F14", Focus(("kill_all",), (("hosts", 2),), (("catch_up_limit", 1),))
+    ),
+    _mutant(handed_over_early, "I7"),
+    _mutant(
+        claims_without_room, "F3 F11 F12 S19", Focus(plan=(("max_concurrency", 1),), work=BUSY)
+    ),
+    _mutant(
         full_instances_stay_silent,
+        "F3 F14",
+        Focus((), (("max_concurrency", 1), ("hosts", 2)), work=BUSY),
+    ),
+    _mutant(
         released_while_the_client_may_run,
-        broken_stream_taken_for_a_death,
-        suspension_not_doubted,
+        "I4 F16 F2",
+        Focus(
+            ("lose_answers", "slow_client_calls", "freeze_app"),
+            work=(*LONG, ("obeys_within_ms", 400)),
+        ),
+    ),
+    _mutant(broken_stream_taken_for_a_death, "I4 F2 F16", Focus(("lose_stream",), work=LONG)),
+    _mutant(
         cancelled_runs_renewed_for_ever,
-        fence_does_not_grow,
-        final_runs_taken_over,
-        forgets_the_second_claim_of_a_token,
-        adoption_is_refused,
-        steps_of_the_clock_go_unseen,
-    )
-}
+        "S21a",
+        Focus(
+            (), spec=(("timeout_ms", 500), ("cancel_grace_ms", 0)), work=(*LONG, ("ignores", 1.0))
+        ),
+    ),
+    _mutant(fence_does_not_grow, "F4", Focus(("kill_app", "store_clock"), ON_A_NETWORK)),
+    _mutant(final_runs_taken_over, "I3 F1 I1", Focus(("bad_network",))),
+    _mutant(
+        its_own_winner_is_a_stranger, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),))
+    ),
+)

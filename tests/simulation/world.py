@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from anarchon_server.core.policy import Job, read_schedule, resolve
 from tests.checker.check import Violation, check
@@ -26,28 +26,17 @@ SLOTS_MOST = 20_000
 
 
 @dataclass
-class Mistakes:
-    """What a mutant client does wrong; the true one makes none."""
-
-    trusts_from_reply: bool = False
-
-    def trust_from(self, sent_at: int, answered_at: int) -> int:
-        """From when a client counts its trust."""
-        return answered_at if self.trusts_from_reply else sent_at
-
-
-@dataclass
 class World:
     """One simulation: `run` lets it happen, `violations` judges it."""
 
     plan: Plan
-    mistakes: Mistakes = field(default_factory=Mistakes)
 
     def __post_init__(self) -> None:
         plan = self.plan
         self.rng = random.Random(plan.seed + 1)
         self.timeline = Timeline()
         self.events: list[Event] = []
+        self.clock_steps_from = 0
         self._numbers = 0
         machine = SimClock(self.timeline)
         self.storage = Storage(self.timeline, machine, plan.boot_leases, self.record, self._freed)
