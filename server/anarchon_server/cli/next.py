@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from anarchon_server.core.slots import (
     TZDATA_VERSION,
-    ClockChange,
     Cron,
     Schedule,
     ScheduleError,
@@ -26,7 +25,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 _HORIZON = datetime(2200, 1, 1, tzinfo=UTC)
 _MOST_SLOTS = 1_000_000
-_YEAR_MS = 365 * 86_400_000
 
 _DESCRIPTION = """\
 Print the next slots of a schedule, as every instance computes them: local time with its offset,
@@ -139,8 +137,8 @@ def _print_heading(schedule: Schedule, after_ms: int) -> None:
     for note in schedule.notes:
         print(f"note: {note}")
     if isinstance(schedule, Cron):
-        for change in schedule.clock_changes(after_ms, after_ms + _YEAR_MS):
-            print(_change_in_words(change))
+        for change in schedule.forecast(after_ms):
+            print(change)
         print(f"time zone database {TZDATA_VERSION}")
     print()
 
@@ -157,16 +155,6 @@ def _print_table(schedule: Schedule, zone: Zone, slots: Iterator[int], count: in
         shown, before = shown + 1, slot
     if shown < count:
         print("no further slot before 2200")
-
-
-def _change_in_words(change: ClockChange) -> str:
-    before, after = (
-        (_EPOCH + timedelta(milliseconds=change.at_ms, seconds=offset))
-        for offset in (change.before_s, change.after_s)
-    )
-    forth = "forward" if change.after_s > change.before_s else "back"
-    day = "" if before.date() == after.date() else f"{after:%Y-%m-%d} "
-    return f"the clocks go {forth} on {before:%Y-%m-%d} from {before:%H:%M} to {day}{after:%H:%M}"
 
 
 def _utc(slot: int) -> str:

@@ -6,6 +6,7 @@ Imports the core's leaves, `jobs`, `holding` and `beating`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from anarchon_server.core import limits
 from anarchon_server.core.beating import Adoption, Beating
@@ -38,6 +39,7 @@ from anarchon_server.core.messages import (
 from anarchon_server.core.model import CancelReason, Reason
 from anarchon_server.core.policy import Job, resolve_all
 from anarchon_server.core.sessions import Session
+from anarchon_server.core.slots import Cron
 from anarchon_server.core.store import Renewal, TokenAnswer, TokenOutcome
 
 _SUBSCRIBE_AGAIN = "subscribe again, naming what is in flight"
@@ -192,10 +194,11 @@ class Attaching:
 
     def _attach(self, session: Session, lost: tuple[Lost, ...]) -> None:
         session.attached = True
-        jobs = self._jobs_of(session)
-        notes = tuple(f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
         event = Attached(
-            session.offered_ms // limits.KEEP_ALIVE_SHARE, session.offered_ms, lost, notes
+            session.offered_ms // limits.KEEP_ALIVE_SHARE,
+            session.offered_ms,
+            lost,
+            self._notes(session),
         )
         self._context.send(session, event)
         self._context.log(
@@ -206,6 +209,24 @@ class Attaching:
             language=session.client.language,
             lost=len(lost),
         )
+
+    def _notes(self, session: Session) -> tuple[str, ...]:
+        """What a reader might not expect of the schedules, then those on the clock in words."""
+        jobs = tuple(self._jobs_of(session))
+        unexpected = (f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
+        in_words = (f"{job.name}: {words}" for job in jobs if (words := self._in_words(job)))
+        notes = tuple(islice(chain(unexpected, in_words), limits.NOTES_MAX + 1))
+        if len(notes) <= limits.NOTES_MAX:
+            return notes
+        return (*notes[: limits.NOTES_MAX], f"these are the first {limits.NOTES_MAX} notes")
+
+    def _in_words(self, job: Job) -> str:
+        """A cron schedule in words, with the clock changes to come; empty for a grid."""
+        if not isinstance(job.schedule, Cron):
+            return ""
+        known = self._context.store_time.known
+        changes = job.schedule.forecast(self._context.store_now) if known else ()
+        return "; ".join([job.schedule.description, *changes])
 
     # --- KeepAlive -----------------------------------------------------------------------
 

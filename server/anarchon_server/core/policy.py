@@ -120,12 +120,13 @@ def resolve_all(
 def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: int) -> Job:
     """Decides every value of a job; `lease_ms` is the sidecar's default lease.
 
-    `near_ms` is the present, near which the shortest gap is looked for (S12). Raises
-    `InvalidError` (also `InvalidScheduleError`) and `UnsupportedError`.
+    `near_ms` is the present, after which there must be a slot (S9), and near which the shortest
+    gap is looked for (S12). Raises `InvalidError` (also `InvalidScheduleError`) and `UnsupportedError`.
     """
     check_name("name", spec.name)
     _refuse_what_is_not_there_yet(spec, capabilities)
     schedule = read_schedule(spec)
+    _refuse_what_is_over(spec, schedule, near_ms)
     lease = _lease(spec, lease_ms)
     heartbeat = _heartbeat(spec, lease)
     _check_numbers(spec)
@@ -179,6 +180,15 @@ def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> 
         raise UnsupportedError(f"catch_up={spec.catch_up}", backend, (), f"it has: {have}")
     if spec.retry is not None and not capabilities.retries:
         raise UnsupportedError("retry", backend, (), "leave it unset: a failed run is final")
+
+
+def _refuse_what_is_over(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
+    if isinstance(spec.schedule, CronSchedule) and schedule.next_after(near_ms) is None:
+        raise InvalidScheduleError(
+            "expression",
+            spec.schedule.expression,
+            "it never fires again: slots are computed until the end of 2199",
+        )
 
 
 def _lease(spec: JobSpec, default_ms: int) -> int:

@@ -11,7 +11,13 @@ from anarchon_server.core.slots.errors import ScheduleError
 from anarchon_server.core.slots.grammar import parse_expression
 from anarchon_server.core.slots.identity import identity_of
 from anarchon_server.core.slots.wall import Wall
-from anarchon_server.core.slots.words import clock, moved_in_words, notes_on, times_in_words
+from anarchon_server.core.slots.words import (
+    change_in_words,
+    clock,
+    moved_in_words,
+    notes_on,
+    times_in_words,
+)
 from anarchon_server.core.slots.zones import ClockChange, Offsets, Stretch, zone_named
 
 HORIZON_S = 7_258_118_400
@@ -24,6 +30,7 @@ _NEARBY_S = 2 * 86_400
 """More than an offset and a clock change together: farther away, neither brings a match nearer."""
 
 _HOUR_S = 3600
+_YEAR_MS = 365 * 86_400_000
 _EVERY_SECOND = (1 << _HOUR_S) - 1
 
 
@@ -149,6 +156,10 @@ class Cron:
     def description(self) -> str:
         """The schedule in words: "at 08:00 on Mondays, Europe/Athens"."""
         return f"{times_in_words(self._wall.times)}, {self.time_zone}"
+
+    def forecast(self, from_ms: int) -> tuple[str, ...]:
+        """Return the clock changes of the year after `from_ms`, in words."""
+        return tuple(map(change_in_words, self.clock_changes(from_ms, from_ms + _YEAR_MS)))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 
 from anarchon_server.core.slots.grammar import LAST, Times
+from anarchon_server.core.slots.zones import ClockChange
 
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
@@ -16,6 +18,7 @@ _ORDINALS = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth", LAST:
 _EVERY_DAY = (1 << 32) - 2
 _EVERY_WEEKDAY = (1 << 7) - 1
 _MOST_CLOCK_TIMES = 6
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CONTESTED = (
     "a day field begins with *, so a date must match both day fields, as in Debian's cron; "
@@ -46,6 +49,17 @@ def moved_in_words(skipped: Sequence[int], end: int, *, merged: bool) -> str:
     are = "are" if len(skipped) > 1 else "is"
     what = "merged" if merged else "moved"
     return f"{what}: {joined(shown)} {are} skipped, and made up for at {clock(end)}"
+
+
+def change_in_words(change: ClockChange) -> str:
+    """Say when and how the clocks change."""
+    before, after = (
+        _EPOCH + timedelta(milliseconds=change.at_ms, seconds=offset_s)
+        for offset_s in (change.before_s, change.after_s)
+    )
+    forth = "forward" if change.after_s > change.before_s else "back"
+    day = "" if before.date() == after.date() else f"{after:%Y-%m-%d} "
+    return f"the clocks go {forth} on {before:%Y-%m-%d} from {before:%H:%M} to {day}{after:%H:%M}"
 
 
 def clock(wall_s: int) -> str:

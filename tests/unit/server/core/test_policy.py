@@ -195,6 +195,15 @@ def test_s9_a_schedule_that_never_fires_is_refused() -> None:
         resolved(schedule=CronSchedule("0 0 30 2 *"))
 
 
+def test_s9_a_schedule_that_never_fires_again_is_refused() -> None:
+    spec = replace(BARE, schedule=CronSchedule("0 0 29 2 *"))
+    last = 7_139_318_400_000  # 2196-03-27: the 29th of February 2196 was the last before 2200
+    with pytest.raises(InvalidScheduleError, match="never fires again"):
+        resolve(spec, SQLITE, limits.LEASE_DEFAULT, last)
+    resolve(spec, SQLITE, limits.LEASE_DEFAULT, last - 40 * limits.DAY)
+    resolve(BARE, SQLITE, limits.LEASE_DEFAULT, 10 * last)
+
+
 def test_s7_a_hash_is_of_the_jobs_own_name() -> None:
     one, other = (
         resolve(JobSpec(name, CronSchedule("H H * * *")), SQLITE, 30_000, START)
