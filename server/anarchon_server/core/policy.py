@@ -121,7 +121,8 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
     """Decides every value of a job; `lease_ms` is the sidecar's default lease.
 
     `near_ms` is the present, after which there must be a slot (S9), and near which the shortest
-    gap is looked for (S12). Raises `InvalidError` (also `InvalidScheduleError`) and `UnsupportedError`.
+    gap is looked for (S12). Raises `InvalidError` (also `InvalidScheduleError`) and
+    `UnsupportedError`.
     """
     check_name("name", spec.name)
     _refuse_what_is_not_there_yet(spec, capabilities)
