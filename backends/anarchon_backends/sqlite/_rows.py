@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
@@ -37,7 +38,7 @@ class Rows:
         self._attempts: dict[tuple[str, int, int], model.Attempt] = {}
 
     def all(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        """The rows of a query, whose first parameter is the namespace where it has one."""
+        """The rows of a query."""
         return self._db.execute(sql, values).fetchall()
 
     def one(self, sql: str, *values: object) -> sqlite3.Row | None:
@@ -127,17 +128,19 @@ class Rows:
 
     def sweep(self, jobs: Collection[str], limit: int) -> tuple[model.RunView, ...]:
         """The unfinished runs of the jobs, those to be taken over first."""
-        sql = "SELECT * FROM run WHERE namespace = ? AND final = 0"
-        found = {
-            (row["job"], row["slot"]): self._run_of(row)
-            for row in self.all(sql, self._namespace)
-            if row["job"] in jobs
-        }
-        for job, saved in self._saved.items():
-            found |= {(job, slot): run for slot, run in saved.items() if job in jobs}
-        views = [machine.view(run, self.now) for run in found.values() if not run.state.final]
-        views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
-        return tuple(views[:limit])
+        sql = """
+            SELECT job, slot, freed <> '' OR lease_boot_id <> ? OR lease_until <= ? FROM run
+            WHERE namespace = ? AND final = 0"""
+        boot_id, lease_at = self.now.boot_id, self.now.lease_at
+        stored = self.all(sql, boot_id, lease_at, self._namespace)
+        over = {(job, slot): bool(is_over) for job, slot, is_over in stored if job in jobs}
+        for job in self._saved.keys() & jobs:
+            for slot, run in self._saved[job].items():
+                over[job, slot] = machine.view(run, self.now).takeable
+        ordered = sorted(over, key=lambda key: (not over[key], key[1], key[0]))
+        runs = (self.run(job, slot) for job, slot in ordered)
+        unfinished = (run for run in runs if run and not run.state.final)
+        return tuple(machine.view(run, self.now) for run in islice(unfinished, limit))
 
     def taken(self, plan: port.Plan) -> frozenset[int]:
         """Those of the plan's slots that have a row."""
