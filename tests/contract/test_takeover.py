@@ -225,6 +225,15 @@ async def test_s19_a_pruned_run_is_not_taken_over(cluster: Cluster, one: Node) -
     assert (await one.take_over(seen)).outcome is ClaimOutcome.LATE
 
 
+async def test_s27a_a_takeover_of_a_run_the_store_has_lost_starts_nothing(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(SLOT)
+    answer = await one.claim(SLOT, seen_attempt=1, seen_token="lost")
+    assert (answer.outcome, answer.run) == (ClaimOutcome.LATE, None)
+    assert await one.history() == []
+
+
 async def test_s19_a_lapsed_run_shows_as_interrupted_though_nothing_was_written(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

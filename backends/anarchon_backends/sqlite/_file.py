@@ -26,6 +26,7 @@ _APPLICATION_ID = 0x414E4152  # "ANAR": a file of ours
 _SCHEMA_VERSION = 1
 _OPEN_S = 10.0  # how long opening may wait for others that open or write
 _CHECK_S = 1.0  # how long the start's look for damage may take
+_CHECK_STEPS = 10_000  # of SQLite's machine, after which the time is looked at
 _ROOM_MIN = 64 << 20  # bytes free below which the report doubts
 
 # Locks that one kernel keeps hold between its processes, and not between hosts.
@@ -128,6 +129,8 @@ class File:
 
     def open(self) -> sqlite3.Connection:
         """Checks and connects; makes the file and its tables where they are missing."""
+        self._verified.clear()
+        self._doubts.clear()
         try:
             self._check_directory()
             with self._alone():
@@ -261,7 +264,7 @@ class File:
 
     def _look_for_damage(self, db: sqlite3.Connection) -> None:
         until = time.monotonic() + _CHECK_S
-        db.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+        db.set_progress_handler(lambda: time.monotonic() > until, _CHECK_STEPS)
         try:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.OperationalError as error:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import sqlite3
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from anarchon_backends.sqlite import SqliteStore, open_store
+from anarchon_backends.sqlite import SqliteStore, _file, open_store
 from anarchon_backends.sqlite._file import wal_is_safe
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.store import OpenOptions, Store
@@ -196,6 +197,48 @@ async def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     message = await refusal(path)
     assert "damaged" in message or "malformed" in message
+
+
+async def test_an_opening_that_another_process_does_not_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_file, "_OPEN_S", 0.05)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert "another process has been opening it" in await refusal(tmp_path / "a.db")
+    os.close(fd)
+    await (await opened(tmp_path / "a.db")).close()
+
+
+async def test_a_file_that_is_locked_all_the_time_is_refused(tmp_path: Path) -> None:
+    await (await opened(tmp_path / "a.db")).close()
+    other = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    store = SqliteStore(tmp_path / "a.db", OpenOptions("default", FakeClock(), op_timeout_ms=100))
+    with pytest.raises(StoreRefused, match="locked"):
+        await store.open()
+    other.close()
+    assert (await store.open()).doubts == ()
+    await store.close()
+
+
+async def test_the_look_for_damage_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_file, "_CHECK_S", 0)
+    monkeypatch.setattr(_file, "_CHECK_STEPS", 1)
+    store = SqliteStore(tmp_path / "a.db", options())
+    report = await store.open()
+    await store.close()
+    assert any("too large to be checked" in doubt for doubt in report.doubts)
+
+
+async def test_little_room_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_file, "_ROOM_MIN", 1 << 62)
+    store = SqliteStore(tmp_path / "a.db", options())
+    report = await store.open()
+    await store.close()
+    assert any("MiB are free" in doubt for doubt in report.doubts)
 
 
 MOUNTS = """\
