@@ -377,7 +377,8 @@ class Attaching:
         return [hold for hold in holds if hold.handed_over and not hold.finished]
 
     def _placed_anew(self, hold: Hold) -> bool:
-        state = self._jobs.get(hold.job)
-        if state is None:
-            return False
-        return self._context.sessions.take(state.job, hold.token, self._context.now) is not None
+        state, context = self._jobs.get(hold.job), self._context
+        return (
+            state is not None
+            and context.sessions.take(state.job, hold.token, context.now) is not None
+        )
