@@ -25,6 +25,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -35,7 +36,7 @@ from anarchon_server.core.store import OpenOptions, Store
 
 URL_VARIABLE = "ANARCHON_TEST_POSTGRES_URL"
 USER = "anarchon"
-READY = "database system is ready to accept connections"
+READY = "database system is ready to accept"
 READY_S = 30
 _PR_SET_PDEATHSIG = 1
 
@@ -57,11 +58,7 @@ class Server:
         in_memory = Path("/dev/shm")
         self.directory = Path(tempfile.mkdtemp(dir=in_memory if in_memory.is_dir() else None))
         self.data = self.directory / "data"
-        self._as: dict[str, Any] = {}
-        if os.getuid() == 0:
-            owner = pwd.getpwnam("postgres")
-            os.chown(self.directory, owner.pw_uid, owner.pw_gid)
-            self._as = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+        self._as = _unprivileged(self.directory)
         self.port = free_port()
         self._process: subprocess.Popen[str] | None = None
         self.log: list[str] = []
@@ -127,6 +124,11 @@ class Server:
 
     def stop(self) -> None:
         """Ends the server and removes its directory."""
+        self.end()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def end(self) -> None:
+        """Ends the server as an operator would; it can be started again."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)  # "fast": ends the sessions too
@@ -135,7 +137,67 @@ class Server:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+class Pooler:
+    """A PgBouncer in transaction mode before a server, with two connections to it."""
+
+    def __init__(self, server_url: str) -> None:
+        program = shutil.which("pgbouncer") or missing("no PgBouncer: apt-get install pgbouncer")
+        self.directory = Path(tempfile.mkdtemp())
+        as_user = _unprivileged(self.directory)
+        self.port = free_port()
+        host = urlsplit(server_url)
+        settings = self.directory / "pgbouncer.ini"
+        settings.write_text(f"""\
+[databases]
+postgres = host={host.hostname} port={host.port} user={USER}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {self.port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = 2
+""")
+        self._process = subprocess.Popen(
+            [program, str(settings)],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
+            **as_user,
+        )
+        assert self._process.stderr is not None
+        log = []
+        for line in self._process.stderr:
+            log.append(line)
+            if "process up" in line:
+                break
+        else:
+            raise AssertionError("".join(log))
+        self._drain = threading.Thread(target=self._process.stderr.read, daemon=True)
+        self._drain.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._drain.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _unprivileged(directory: Path) -> dict[str, Any]:
+    """How a process is started that refuses to be root, in a directory that becomes its own."""
+    if os.getuid() != 0:
+        return {}
+    owner = pwd.getpwnam("postgres")
+    os.chown(directory, owner.pw_uid, owner.pw_gid)
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
 def _end_with_parent() -> None:

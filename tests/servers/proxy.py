@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
+from typing import Self
 
 _CHUNK = 65_536
 
@@ -38,7 +39,7 @@ class Proxy:
         self.bytes_sent = self.bytes_received = 0
         self.requests = 0
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self.resume()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg
 
@@ -48,6 +49,20 @@ _SESSION = {
 }
 
 
+class _DoubtedError(Exception):
+    """The server did what it was asked, and warned of it."""
+
+
+# Errors that the server did not send, though asyncpg words some as if it had.
+_CONNECTION_ERRORS = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    _DoubtedError,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where the store is: `dsn` for the driver, and a `location` that may be shown."""
@@ -62,6 +77,7 @@ def address_of(url: str) -> Address:
     """Reads the URL. What is wrong with it is said without showing it (it holds a password)."""
     try:
         parts = urlsplit(url)
+        _ = parts.port if "," not in parts.netloc else 0  # read, to see whether it is a number
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
         raise StoreRefused(
@@ -117,6 +133,7 @@ class Pool:
         self._verify = verify
         self._idle: list[asyncpg.Connection] = []
         self._all: set[asyncpg.Connection] = set()
+        self._doubted: WeakKeyDictionary[asyncpg.Connection, str] = WeakKeyDictionary()
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._open = False
 
@@ -127,10 +144,9 @@ class Pool:
     async def connect(self) -> asyncpg.Connection:
         """A connection of its own, which the caller closes. Errors are those of asyncpg."""
         pooled = self._address.pooled
-        timeout_ms = str(self._timeout_ms)
         session = _SESSION | {
-            "statement_timeout": timeout_ms,
-            "idle_in_transaction_session_timeout": timeout_ms,
+            "statement_timeout": str(self._timeout_ms * 3 // 4),  # so that its word still comes
+            "idle_in_transaction_session_timeout": str(self._timeout_ms),
         }
         connection = await asyncpg.connect(
             self._address.dsn,
@@ -141,7 +157,13 @@ class Pool:
         )
         self._all.add(connection)
         connection.add_termination_listener(self._all.discard)
+        connection.add_log_listener(self._warned)
         return connection
+
+    def _warned(self, connection: asyncpg.Connection, message: Any) -> None:
+        """Notes a warning: a commit that no standby confirmed is answered like any other."""
+        if isinstance(message, asyncpg.PostgresWarning):
+            self._doubted[connection] = _said(message)
 
     async def close(self) -> None:
         """Closes every connection; one that does not go by itself is cut."""
@@ -168,12 +190,12 @@ class Pool:
                             raise
         except TimeoutError:
             raise self._failure(session, f"no answer within {self._timeout_ms} ms") from None
+        except _CONNECTION_ERRORS as error:
+            raise self._failure(session, _said(error)) from error
         except asyncpg.PostgresError as error:
             if getattr(error, "severity_en", "") in ("FATAL", "PANIC"):
                 raise self._failure(session, _said(error)) from error
             raise self._failure(session, _said(error), answered=True) from error
-        except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise self._failure(session, _said(error)) from error
         raise AssertionError("the last repeat raises")
 
     def _failure(
@@ -191,8 +213,11 @@ class Pool:
         async with self._room:
             connection = await self._take()
             session.use(connection)
+            self._doubted.pop(connection, None)
             try:
                 yield
+                if session.done and connection in self._doubted:
+                    raise _DoubtedError(self._doubted[connection])
             except asyncpg.PostgresError as error:
                 if _is_over(error, connection):
                     connection.terminate()

@@ -327,7 +327,7 @@ BEGIN
     WITH plain AS MATERIALIZED (
         SELECT r.*, c.number, c.state AS new_state, c.failure AS new_failure,
             c.result AS new_result,
-            coalesce(r.started_at, greatest(r.claimed_at, _now - c.elapsed)) AS new_started_at
+            least(r.started_at, greatest(r.claimed_at, _now - c.elapsed)) AS new_started_at
         FROM unnest(_jobs, _slots, _tokens, _states, _failures, _results, _elapsed)
             WITH ORDINALITY c (job, slot, token, state, failure, result, elapsed, number)
             CROSS JOIN LATERAL (

@@ -54,6 +54,12 @@ SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN (
     'transaction_read_only', 'in_hot_standby')
 """
 
+_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = $1)"
+_HAS_META = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+    ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'meta')
+"""
+
 
 class Start:
     """One opening: what it finds is in `report` and, once it is through, `store_id`."""
@@ -146,7 +152,8 @@ class Start:
     async def _version(self, connection: asyncpg.Connection) -> int | None:
         """The schema's version; None where it is not there."""
         table = f"{quoted(self._schema)}.meta"
-        if await connection.fetchval("SELECT pg_catalog.to_regclass($1)::text", table) is None:
+        # Not by to_regclass, which may know from before a wait that there is no such schema.
+        if not await connection.fetchval(_HAS_META, self._schema):
             return None
         try:
             row = await connection.fetchrow(f"SELECT version, store_id FROM {table}")  # noqa: S608
@@ -179,8 +186,7 @@ class Start:
                 await connection.execute(lock, _CREATING, self._schema)
                 if await self._version(connection) is not None:
                     return
-                exists = "SELECT pg_catalog.to_regnamespace($1) IS NOT NULL"
-                if not await connection.fetchval(exists, schema):
+                if not await connection.fetchval(_HAS_SCHEMA, self._schema):
                     await connection.execute(f"CREATE SCHEMA {schema}")
                 await connection.execute(schema_sql(self._schema, NUMBERS))
                 await connection.execute(
@@ -193,9 +199,10 @@ class Start:
                 f"{error}: let a role that may create it open the store once, and {self._grants()};"
                 " or GRANT CREATE on the database to this role"
             ) from error
-        except asyncpg.DuplicateObjectError as error:
+        except (asyncpg.DuplicateTableError, asyncpg.DuplicateFunctionError) as error:
             raise self._refused(
-                f"{error}: schema {self._schema} is another program's: name another with ?schema="
+                f"{error}: schema {self._schema} is another program's: name another schema with"
+                " ?schema="
             ) from error
 
     async def _check_schema(self, connection: asyncpg.Connection) -> None:

@@ -1,0 +1,755 @@
+"""PostgreSQL alone: unknown outcomes, its death, what its start refuses, and a pooler before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from anarchon_backends.postgres import PostgresStore, open_store
+from anarchon_backends.postgres._connection import Session
+from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from anarchon_server.core.model import Failure, Outcome, OverlapPolicy, Reason
+from anarchon_server.core.store import (
+    Beat,
+    ClaimOutcome,
+    Completion,
+    OpenOptions,
+    Release,
+    Store,
+)
+from tests.contract.harness import LEASE, PERIOD, T0, Cluster, FakeClock, Node, definition
+from tests.servers import postgres
+from tests.servers.proxy import Proxy
+
+SLOT = T0 + PERIOD
+SHORT_MS = 500
+SOON_S = 10
+
+
+@dataclass
+class Database:
+    """A schema, which `store` opens by `open_by` (with the tests' clock, or the server's)."""
+
+    url: str
+    open_by: Callable[[str, OpenOptions], Store] = postgres.open_virtual
+
+    def store(self, options: OpenOptions) -> Store:
+        return self.open_by(self.url, options)
+
+
+class RealClock(FakeClock):
+    """This machine's clocks."""
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1_000
+
+    def boot_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+
+def through(url: str, port: int) -> str:
+    """The URL by way of a proxy."""
+    parts = urlsplit(url)
+    return url.replace(f":{parts.port}/", f":{port}/", 1)
+
+
+async def run_sql(url: str, *statements: str) -> Any:
+    """Runs statements as the superuser, outside the store; gives the last one's first value."""
+    connection = await asyncpg.connect(url.partition("?")[0])
+    try:
+        for statement in statements[:-1]:
+            await connection.execute(statement)
+        return await connection.fetchval(statements[-1])
+    finally:
+        await connection.close()
+
+
+def schema_of(url: str) -> str:
+    return url.rpartition("schema=")[2]
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    async with Proxy(urlsplit(postgres.shared_url()).port or 0) as made:
+        yield made
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster(Database(postgres.new_schema()))
+    async with made.stack:
+        yield made
+
+
+@pytest.fixture
+async def far(cluster: Cluster, proxy: Proxy) -> Node:
+    """An instance that reaches the store through the proxy, and has half a second for a call."""
+    near = cluster.database
+    cluster.database = Database(through(near.url, proxy.port))
+    node = await cluster.node(op_timeout_ms=SHORT_MS)
+    cluster.database = near
+    await node.register()
+    cluster.advance_to(SLOT)
+    return node
+
+
+# Unknown outcomes (S11)
+
+
+@pytest.fixture
+def when_it_writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Has something happen just before the next statement, or commit, that changes something."""
+
+    def prepare(act: Callable[[], None]) -> None:
+        acts = [act]
+
+        def write(session: Any, value: bool) -> None:
+            vars(session)["writing"] = value
+            if value and acts:
+                acts.pop()()
+
+        setter = property(lambda session: vars(session)["writing"], write)
+        monkeypatch.setattr(Session, "writing", setter, raising=False)
+
+    return prepare
+
+
+WhenItWrites = Callable[[Callable[[], None]], None]
+
+
+async def test_s11_a_claim_whose_reply_was_cut_off_is_unknown_and_was_won(
+    cluster: Cluster, far: Node, proxy: Proxy, when_it_writes: WhenItWrites
+) -> None:
+    other = await cluster.node()
+    claim = far.wish(SLOT)
+    await far.store.claim([])
+    when_it_writes(proxy.cut_after_requests)
+    with pytest.raises(OutcomeUnknown):
+        await far.store.claim([claim])
+    assert await asked_until_known(far, claim) is ClaimOutcome.WON
+    again = await far.ask(claim)
+    assert again.run is not None
+    assert again.run.run.attempt == 1
+    assert (await other.claim(SLOT)).outcome is ClaimOutcome.LOST
+
+
+@pytest.mark.parametrize("what", ["claim", "beat", "complete", "release", "register", "prune"])
+async def test_s11_a_call_whose_reply_does_not_come_is_unknown_in_time(
+    far: Node, proxy: Proxy, what: str, when_it_writes: WhenItWrites
+) -> None:
+    run = (await far.win(SLOT)).run
+    completion = Completion(run.job, run.slot, run.token, Outcome("done"))
+    release = Release(run.job, run.slot, run.token, far.instance.incarnation, "handed_over")
+    calls: dict[str, Callable[[], Any]] = {
+        "claim": lambda: far.claim(SLOT),
+        "beat": lambda: far.beat(),
+        "complete": lambda: far.store.complete([completion]),
+        "release": lambda: far.store.release([release]),
+        "register": lambda: far.register(),
+        "prune": lambda: far.prune(),
+    }
+    when_it_writes(proxy.drop_replies)
+    began = time.monotonic()
+    with pytest.raises(OutcomeUnknown):
+        await calls[what]()
+    assert time.monotonic() - began < 5 * SHORT_MS / 1_000
+    proxy.resume()
+    assert (await far.look(SLOT)) is not None, "on a new connection it goes on"
+
+
+async def test_a_read_whose_reply_does_not_come_did_nothing(far: Node, proxy: Proxy) -> None:
+    await far.beat()
+    proxy.drop_replies()
+    with pytest.raises(StoreUnavailable):
+        await far.history()
+
+
+async def test_a_server_that_is_not_there_did_nothing(far: Node, proxy: Proxy) -> None:
+    proxy.refuse()
+    proxy.cut()
+    with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+        await far.claim(SLOT)
+    with pytest.raises(StoreUnavailable):
+        await far.claim(SLOT)
+    proxy.resume()
+    assert (await far.claim(SLOT)).outcome is ClaimOutcome.WON, "it is back by itself"
+
+
+async def test_s11_a_cancelled_calls_connection_is_thrown_away(far: Node, proxy: Proxy) -> None:
+    claim = far.wish(SLOT)
+    await far.beat()
+    proxy.hold_replies()
+    call = asyncio.create_task(far.ask(claim))
+    async with asyncio.timeout(SOON_S):
+        await proxy.held.wait()
+    call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+    proxy.resume()
+    assert (await far.ask(claim)).outcome is ClaimOutcome.WON
+    assert (await far.look(SLOT)) is not None
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_s11_a_claim_that_no_standby_confirmed_is_unknown_and_not_lost(
+    cancelled: bool,
+) -> None:
+    """R3: cancelled while it waits, it is committed here, perhaps nowhere else, and answered."""
+    server = postgres.start_server()
+    try:
+        postgres.prepare(server.url)
+        cluster = Cluster(Database(postgres.new_schema(server.url)))
+        async with cluster.stack:
+            node = await cluster.node(op_timeout_ms=10_000 if cancelled else 1_000)
+            await node.register()
+            cluster.advance_to(SLOT)
+            waits = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
+            await run_sql(server.url, waits, "SELECT pg_reload_conf()")
+            claim = node.wish(SLOT)
+            asking = asyncio.create_task(asked_until_it_waits(node, claim))
+            if cancelled:
+                await asyncio.to_thread(cancel_what_waits, server.url)
+            with pytest.raises(OutcomeUnknown, match="canceling" if cancelled else "no answer"):
+                await asking
+            nobody = "ALTER SYSTEM RESET synchronous_standby_names"
+            await run_sql(server.url, nobody, "SELECT pg_reload_conf()")
+            async with asyncio.timeout(SOON_S):
+                assert await asked_until_known(node, claim) is ClaimOutcome.WON
+            answer = await node.ask(claim)
+            assert answer.run is not None
+            assert answer.run.run.attempt == 1
+    finally:
+        server.stop()
+
+
+async def asked_until_it_waits(node: Node, claim: Any) -> None:
+    """A setting is in force some moments after it was reloaded."""
+    for _ in range(1_000):
+        assert (await node.ask(claim)).outcome is ClaimOutcome.WON
+
+
+def cancel_what_waits(url: str) -> None:
+    waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    while not postgres.run_sql(url, f"SELECT count(pg_cancel_backend(pid)) {waiting}"):
+        pass
+
+
+# Many at once
+
+
+async def test_a_lock_that_others_hold_is_waited_for_a_second(cluster: Cluster) -> None:
+    node = await cluster.node()
+    await node.register()
+    cluster.advance_to(SLOT)
+    url, schema = cluster.database.url, schema_of(cluster.database.url)
+    stranger = await asyncpg.connect(url.partition("?")[0])
+    try:
+        async with stranger.transaction():
+            await stranger.execute(f"SELECT FROM {schema}.job FOR UPDATE")
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                await node.claim(SLOT)
+        assert (await node.claim(SLOT)).outcome is ClaimOutcome.WON
+    finally:
+        await stranger.close()
+
+
+async def test_what_changed_between_reading_and_writing_is_decided_again(cluster: Cluster) -> None:
+    """I3: a release is decided on a run that is completed before it is written."""
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    seen = await first.win(SLOT)
+    store = first.store
+    assert isinstance(store, PostgresStore)
+    write = store._write
+
+    async def after_the_other(*given: Any, **named: Any) -> set[str]:
+        store._write = write  # type: ignore[method-assign]
+        assert (await second.complete(seen)).outcome == "recorded"
+        return await write(*given, **named)
+
+    store._write = after_the_other  # type: ignore[method-assign]
+    assert (await first.release(seen)).outcome == "fenced"
+    shown = await first.run(SLOT)
+    assert shown is not None
+    assert (shown.run.state, shown.run.current and shown.run.current.reason) == ("success", "")
+
+
+async def test_a_takeover_that_was_decided_before_a_renewal_is_decided_again(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    seen = await first.win(SLOT)
+    cluster.advance(LEASE)
+    store = second.store
+    assert isinstance(store, PostgresStore)
+    write = store._write
+
+    async def after_the_other(*given: Any, **named: Any) -> set[str]:
+        store._write = write  # type: ignore[method-assign]
+        assert (await first.renew(seen)).outcome == "renewed"
+        return await write(*given, **named)
+
+    store._write = after_the_other  # type: ignore[method-assign]
+    assert (await second.take_over(seen)).outcome is ClaimOutcome.LOST
+
+
+async def test_batches_in_opposite_orders_do_not_deadlock(cluster: Cluster) -> None:
+    nodes = await cluster.nodes_of(4)
+    names = [f"job-{n:02d}" for n in range(50)]
+    for node in nodes:
+        await node.register(*(definition(name) for name in names))
+    for turn in range(1, 6):
+        slot = T0 + turn * PERIOD
+        cluster.advance_to(slot)
+        replies = await asyncio.gather(
+            *(
+                node.store.claim([node.wish(slot, job=name) for name in order])
+                for node, order in zip(nodes, [names, names[::-1]] * 2, strict=True)
+            )
+        )
+        won = [a.run for r in replies for a in r.answers if a.outcome is ClaimOutcome.WON and a.run]
+        assert sorted(seen.run.job for seen in won) == names
+        halves = won[::2] + won[1::2], won[1::2] + won[::2]
+        done = [
+            [Completion(s.run.job, slot, s.run.token, Outcome("x")) for s in half]
+            for half in halves
+        ]
+        answers = await asyncio.gather(*(n.store.complete(d) for n, d in zip(nodes, done)))  # noqa: B905
+        assert {a.outcome for reply in answers for a in reply.answers} == {"recorded"}
+    deadlocks = "SELECT sum(deadlocks) FROM pg_stat_database"
+    assert await run_sql(cluster.database.url, deadlocks) == 0
+
+
+async def test_plans_that_are_made_on_empty_tables_go_through_the_indexes(
+    cluster: Cluster,
+) -> None:
+    """No sequential scan, whatever the tables hold and though they were never analysed."""
+    node = await cluster.node()
+    names = [f"job-{n:03d}" for n in range(200)]
+    await node.register(*(definition(name) for name in names))
+    sweep = tuple((name, "every:10s") for name in names)
+    for turn in range(1, 6):
+        slot = T0 + turn * PERIOD
+        cluster.advance_to(slot)
+        reply = await node.store.claim([node.wish(slot, job=name) for name in names])
+        runs = [answer.run for answer in reply.answers if answer.run]
+        await node.store.claim([node.wish(slot, job=name) for name in names])
+        await node.beat(renewals=tuple(node.renewal(run) for run in runs), sweep=sweep)
+        done = [Completion(r.run.job, slot, r.run.token, Outcome("x")) for r in runs]
+        await node.store.complete(done)
+    await node.store.close()  # statistics are sent at the end of a session
+    url, schema = cluster.database.url, schema_of(cluster.database.url)
+    sql = (
+        "SELECT json_object_agg(relname, seq_tup_read) FROM pg_stat_user_tables"
+        f" WHERE schemaname = '{schema}' AND relname IN ('run', 'job', 'schedule', 'attempt')"
+        " AND seq_tup_read > 0"
+    )
+    assert await run_sql(url, sql) is None
+
+
+async def test_a_heartbeat_a_claim_and_a_result_are_one_round_trip_each(
+    cluster: Cluster, far: Node, proxy: Proxy
+) -> None:
+    async def trips(call: Any) -> int:
+        before = proxy.requests
+        await call
+        return proxy.requests - before - 1  # one tells the server the tests' time
+
+    await far.register(*(definition(f"job-{n}") for n in range(10)))
+    for turn in range(2, 4):  # the first prepares the statements
+        slot = T0 + turn * PERIOD
+        cluster.advance_to(slot)
+        claims = [far.wish(slot, job=f"job-{n}") for n in range(10)]
+        claimed = await trips(far.store.claim(claims))
+        lost = await trips(far.store.claim([replace(c, token="x") for c in claims]))
+        reply = await far.store.claim(claims)
+        runs = [answer.run for answer in reply.answers if answer.run]
+        renewed = await trips(far.beat(renewals=tuple(far.renewal(run) for run in runs)))
+        done = [Completion(r.run.job, slot, r.run.token, Outcome("x")) for r in runs]
+        completed = await trips(far.store.complete(done))
+    assert (claimed, lost, renewed, completed) == (1, 1, 1, 1)
+
+
+# The server dies
+
+
+async def test_kill_9_of_the_server_under_load_loses_nothing_acknowledged() -> None:
+    """No slot is won twice, none is lost that was acknowledged, and the stores are back."""
+    server = postgres.start_server()
+    try:
+        postgres.prepare(server.url)
+        cluster = Cluster(Database(postgres.new_schema(server.url)))
+        async with cluster.stack:
+            nodes = await cluster.nodes_of(3)
+            wins: dict[int, list[str]] = {}
+            slots = range(1, 400)
+            cluster.advance_to(T0 + len(slots) * PERIOD)
+            under_load = asyncio.Event()
+
+            async def work(node: Node) -> None:
+                for n in slots:
+                    claim = node.wish(
+                        T0 + n * PERIOD,
+                        overlap=OverlapPolicy.ALLOW,
+                        start_deadline_ms=len(slots) * PERIOD,
+                    )
+                    if await asked_until_known(node, claim) is ClaimOutcome.WON:
+                        wins.setdefault(n, []).append(claim.token)
+                    if n == 60:
+                        under_load.set()
+
+            working = [asyncio.create_task(work(node)) for node in nodes]
+            await under_load.wait()
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await asyncio.gather(*working)
+            assert sorted(wins) == list(slots)
+            assert {len(tokens) for tokens in wins.values()} == {1}
+            reader = nodes[0]
+            rows = [seen for n in (0, 200) for seen in await page(reader, n, 200)]
+            held = {(seen.run.slot - T0) // PERIOD: seen.run.token for seen in rows}
+            assert held == {n: tokens[0] for n, tokens in wins.items()}
+    finally:
+        server.stop()
+
+
+async def page(node: Node, first: int, count: int) -> list[Any]:
+    from_slot = T0 + first * PERIOD
+    return await node.history(limit=500, from_slot=from_slot, until_slot=from_slot + count * PERIOD)
+
+
+async def asked_until_known(node: Node, claim: Any) -> ClaimOutcome:
+    """As the sidecar does: again with the same token until the store says what became of it."""
+    while True:
+        try:
+            return (await node.ask(claim)).outcome
+        except (OutcomeUnknown, StoreUnavailable):
+            await asyncio.sleep(0.02)
+
+
+async def test_news_goes_on_after_its_connection_broke(cluster: Cluster) -> None:
+    first, second = await cluster.nodes_of(2)
+    watch = second.store.watch()
+    url = cluster.database.url
+    ends = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE query ILIKE 'LISTEN %' AND pid <> pg_backend_pid()"
+    )
+    assert await run_sql(url, ends) >= 2
+    async with asyncio.timeout(SOON_S):
+        await anext(watch)  # something may have been missed
+    waiting = asyncio.ensure_future(anext(watch))
+    cluster.advance_to(SLOT)
+    await first.release(await first.win(SLOT), Reason.RUNNER_LOST)
+    async with asyncio.timeout(SOON_S):
+        await waiting
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+# Values
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b", "ü — ✓ 🐘", "\\u0000", "'\"\\", "{}", "x" * 16_384])
+async def test_what_handlers_say_is_kept_to_the_last_character(cluster: Cluster, text: str) -> None:
+    (node,) = await cluster.nodes_of(1)
+    cluster.advance_to(SLOT)
+    answer = await node.complete(await node.win(SLOT), Outcome(text))
+    assert answer.run is not None
+    assert answer.run.run.current is not None
+    assert answer.run.run.current.result == text
+    failure = Failure("E", text, text)
+    cluster.advance(PERIOD)
+    seen = await node.win(SLOT + PERIOD)
+    for _ in range(2):
+        answer = await node.complete(seen, Outcome(failure=failure))
+        assert answer.outcome == "recorded"
+    newest, oldest = await node.history(traces=True)
+    assert newest.run.current is not None
+    assert oldest.run.current is not None
+    assert (newest.run.current.failure, oldest.run.current.result) == (failure, text)
+
+
+# The URL
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql:db", "postgresql://user"),
+        ("postgresql://u:secret@h/db?scheme=x", "'scheme' is not known"),
+        ("postgresql://u:secret@h/db?schema=a&schema=b", "'schema' stands twice"),
+        ("postgresql://u:secret@h/db?schema=", "schema is ''"),
+        ("postgresql://u:secret@h/db?schema=pg_x", "schema is 'pg_x'"),
+        ("postgresql://u:secret@h/db?schema=" + "x" * 64, "1 to 63 bytes"),
+        ("postgresql://u:secret@h/db?pooler=session", "pooler is 'session'"),
+        ("postgresql://u:secret@h/db#x", "%23"),
+        ("postgresql://u:secret@[h/db", "cannot be read"),
+        ("postgresql://u:secret@h:port/db", "cannot be read"),
+        ("postgresql://u:secret@h/db?pooler", "cannot be read"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused) as refused:
+        open_store(url, OpenOptions("default", RealClock()))
+    assert says in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_wrong_password_is_refused_and_not_shown() -> None:
+    url = postgres.shared_url()
+    await run_sql(url, "DROP ROLE IF EXISTS nobody", "SELECT 1")
+    wrong = url.replace(f"{postgres.USER}@", "nobody:secret@")
+    store = open_store(wrong, OpenOptions("default", RealClock()))
+    with pytest.raises(StoreRefused, match="does not exist") as refused:
+        await store.open()
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_server_that_is_not_up_yet_is_unavailable_and_not_refused() -> None:
+    url = f"postgresql://u:secret@127.0.0.1:{postgres.free_port()}/db"
+    with pytest.raises(StoreUnavailable) as unavailable:
+        await open_store(url, OpenOptions("default", RealClock())).open()
+    assert "secret" not in str(unavailable.value)
+
+
+# What the start refuses, and doubts
+
+
+async def opened(url: str, clock: Any = None) -> Any:
+    """The report of opening."""
+    store = open_store(url, OpenOptions("default", clock or RealClock()))
+    try:
+        return await store.open()
+    finally:
+        await store.close()
+
+
+async def test_a_good_server_is_verified_and_gives_no_doubts() -> None:
+    report = await opened(postgres.new_schema())
+    assert report.doubts == ()
+    said = " ".join(report.verified)
+    for each in ("primary", "fsync on", "synchronous_commit on", "version 1", "its clock is"):
+        assert each in said
+    assert "127.0.0.1" in report.location
+
+
+async def test_twenty_that_start_at_once_make_one_schema() -> None:
+    url = postgres.new_schema()
+    reports = await asyncio.gather(*(opened(url) for _ in range(20)))
+    assert len(reports) == 20
+    assert await run_sql(url, f"SELECT count(*) FROM {schema_of(url)}.meta") == 1
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_an_unknown_schema_version_is_refused(version: int) -> None:
+    url = postgres.new_schema()
+    await opened(url)
+    await run_sql(url, f"UPDATE {schema_of(url)}.meta SET version = {version}", "SELECT 1")
+    with pytest.raises(StoreRefused, match=f"has version {version}.*run the version that wrote it"):
+        await opened(url)
+
+
+@pytest.mark.parametrize("theirs", ["meta (id int)", "run (id int)"])
+async def test_another_programs_schema_is_refused(theirs: str) -> None:
+    url = postgres.new_schema()
+    schema = schema_of(url)
+    await run_sql(url, f"CREATE SCHEMA {schema}", f"CREATE TABLE {schema}.{theirs}", "SELECT 1")
+    with pytest.raises(StoreRefused, match="name another schema with"):
+        await opened(url)
+
+
+async def test_unlogged_tables_are_refused() -> None:
+    url = postgres.new_schema()
+    await opened(url)
+    await run_sql(url, f"ALTER TABLE {schema_of(url)}.run SET UNLOGGED", "SELECT 1")
+    with pytest.raises(StoreRefused, match=r"\(run\).*SET LOGGED"):
+        await opened(url)
+
+
+async def test_a_clock_that_is_off_is_doubted() -> None:
+    clock = RealClock()
+    clock.wall_us = lambda: time.time_ns() // 1_000 - 7_000_000  # type: ignore[method-assign]
+    report = await opened(postgres.new_schema(), clock)
+    (doubt,) = report.doubts
+    assert "its clock is +7" in doubt or "its clock is +6" in doubt
+
+
+@pytest.fixture
+def role() -> Iterator[str]:
+    """A role that may do nothing, and goes with what it was granted."""
+    url = postgres.shared_url()
+    postgres.run_sql(url, "CREATE ROLE worker LOGIN")
+    yield "worker"
+    postgres.run_sql(url, "DROP OWNED BY worker; DROP ROLE worker")
+
+
+def as_role(url: str, role: str) -> str:
+    return url.replace(f"{postgres.USER}@", f"{role}@")
+
+
+async def test_the_least_privileges_are_enough_and_less_is_refused(role: str) -> None:
+    """The example of the docs."""
+    url = postgres.new_schema()
+    schema = schema_of(url)
+    with pytest.raises(StoreRefused, match="GRANT CREATE on the database"):
+        await opened(as_role(url, role))
+    await opened(url)
+    with pytest.raises(StoreRefused, match=f'GRANT USAGE ON SCHEMA "{schema}"'):
+        await opened(as_role(url, role))
+    for grant in (
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    ):
+        await run_sql(url, grant, "SELECT 1")
+    with pytest.raises(StoreRefused, match="lacks DELETE on"):
+        await opened(as_role(url, role))
+    await run_sql(url, f"GRANT DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}", "SELECT 1")
+    cluster = Cluster(Database(as_role(url, role), open_store), RealClock())
+    async with cluster.stack:
+        await a_whole_life(cluster)
+
+
+async def a_whole_life(cluster: Cluster) -> None:
+    """Every method of the port, on the real clock."""
+    first, second = [await cluster.node() for _ in range(2)]
+    period = 100
+    jobs = [definition(f"job-{n}", period, schedule="fast") for n in range(3)]
+    for node in (first, second):
+        await node.register(*jobs)
+    slot = (cluster.clock.wall_us() // 1_000 // period + 5) * period
+    given = {"schedule_id": "fast", "previous_slot": slot - period}
+    claims = [first.wish(slot, job=job.job, **given) for job in jobs]
+    reply = await first.store.claim(claims)
+    assert {answer.outcome for answer in reply.answers} == {"won"}
+    lost = await second.store.claim([second.wish(slot, job=job.job, **given) for job in jobs])
+    assert {answer.outcome for answer in lost.answers} == {"lost"}
+    a, b, c = [answer.run for answer in reply.answers if answer.run]
+    beat = await first.store.beat(Beat(first.instance, (first.renewal(a),), (("job-1", slot),)))
+    assert beat.answers[0].renewals[0].outcome == "renewed"
+    assert (await first.complete(a)).outcome == "recorded"
+    assert (await first.release(b)).outcome == "released"
+    taken = await second.take_over(b, **given)
+    assert taken.outcome is ClaimOutcome.WON
+    assert taken.run is not None
+    assert (await second.complete(taken.run)).outcome == "recorded"
+    assert (await second.complete(b)).outcome == "fenced"
+    assert (await first.renew(c, cancel="requested")).outcome == "renewed"
+    settled = await first.settled("job-0", "fast")
+    assert settled is not None
+    plan = await first.plan([settled + period], settled=settled, job="job-0", schedule="fast")
+    assert plan.done
+    assert {seen.run.state for seen in await first.history()} == {"success", "claimed"}
+    assert len((await first.store.jobs((), "", 10)).answers) == 3
+    assert len((await first.store.instances()).answers) == 2
+    assert await first.prune() == 0
+    await second.beat(leaving=True)
+
+
+async def test_a_standby_is_refused_and_so_is_fsync_off() -> None:
+    server = postgres.start_server("full_page_writes=off", "synchronous_standby_names=")
+    try:
+        url = postgres.with_options(server.url, schema="x")
+        report = await opened(url)
+        assert any("full_page_writes" in doubt for doubt in report.doubts)
+        server.end()
+        server.start("fsync=off")
+        with pytest.raises(StoreRefused, match="fsync is off"):
+            await opened(url)
+        server.end()
+        (server.data / "standby.signal").touch()
+        server.start()
+        with pytest.raises(StoreRefused, match="it is a standby"):
+            await opened(url)
+    finally:
+        server.stop()
+
+
+async def test_a_connection_that_leads_to_a_standby_later_is_not_used(cluster: Cluster) -> None:
+    """After a fail-over the same address may be a server that cannot write."""
+    (node,) = await cluster.nodes_of(1)
+    schema = schema_of(cluster.database.url)
+    await run_sql(cluster.database.url, f"UPDATE {schema}.meta SET version = 9", "SELECT 1")
+    await node.history()  # on a connection that is known
+    store = node.store
+    assert isinstance(store, PostgresStore)
+    for connection in list(store._pool._idle):
+        connection.terminate()
+    with pytest.raises(StoreUnavailable, match="another schema version"):
+        await node.history()
+
+
+# A pooler in transaction mode
+
+
+@pytest.fixture
+def pooler() -> Iterator[postgres.Pooler]:
+    made = postgres.Pooler(postgres.shared_url())
+    yield made
+    made.stop()
+
+
+async def test_a_pooler_is_named_where_the_url_does_not_name_it(pooler: postgres.Pooler) -> None:
+    with pytest.raises(StoreRefused, match="pooler=transaction"):
+        await opened(postgres.with_options(pooler.url, schema="x"))
+
+
+async def test_all_works_behind_a_pooler_in_transaction_mode(pooler: postgres.Pooler) -> None:
+    url = postgres.with_options(postgres.new_schema(pooler.url), pooler="transaction")
+    report = await opened(url)
+    assert any("no news" in doubt for doubt in report.doubts)
+    cluster = Cluster(Database(url, open_store), RealClock())
+    async with cluster.stack:
+        await a_whole_life(cluster)
+        assert not cluster.nodes[0].store.capabilities.notifies
+        assert [news async for news in cluster.nodes[0].store.watch()] == []
+
+
+async def test_s10_behind_a_pooler_a_slot_has_one_winner(pooler: postgres.Pooler) -> None:
+    """More connections than the pooler has to the server."""
+    url = postgres.with_options(postgres.new_schema(pooler.url), pooler="transaction")
+    cluster = Cluster(Database(url, open_store), RealClock())
+    async with cluster.stack:
+        nodes = [await cluster.node() for _ in range(6)]
+        for node in nodes:
+            await node.register(definition("job", 100, schedule="fast"))
+        for _ in range(10):
+            slot = cluster.clock.wall_us() // 1_000 + 50
+            given = {"schedule_id": "fast", "previous_slot": None, "overlap": OverlapPolicy.ALLOW}
+            answers = await asyncio.gather(*(node.claim(slot, **given) for node in nodes))
+            assert sorted(a.outcome for a in answers) == ["lost"] * 5 + ["won"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("default_transaction_isolation = 'serializable'", "transactions are serializable"),
+        ("synchronous_commit = off", "synchronous_commit is off"),
+        ("default_transaction_read_only = on", "read-only"),
+    ],
+)
+async def test_what_sessions_cannot_set_behind_a_pooler_is_refused(
+    role: str, setting: str, says: str
+) -> None:
+    """Without one the sessions set it themselves."""
+    url = postgres.new_schema()
+    await opened(url)
+    schema = schema_of(url)
+    await run_sql(
+        url,
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}",
+        f"ALTER ROLE {role} SET {setting}",
+        "SELECT 1",
+    )
+    report = await opened(as_role(url, role))
+    assert report.doubts == ()
+    with pytest.raises(StoreRefused, match=says):
+        await opened(postgres.with_options(as_role(url, role), pooler="transaction"))
