@@ -121,8 +121,7 @@ class RedisLeaseStore:
             raise
         if not answer["exact"]:
             raise StoreRefused("the server's Lua does not keep numbers of 16 digits exactly")
-        (freed,) = await self._pool.read(["HGET", self._namespace, "freed"])
-        self._freed_before = int(freed or 0)
+        self._freed_before = await self._reader.probe()
         found.verified.append("scripts run, and every command they use is permitted")
         if not answer["publishes"]:
             found.doubts.append(

@@ -202,7 +202,9 @@ class Pool:
 
     def _meaning(self, error: Exception, *, was_sent: bool) -> Exception:
         text = f"{self._address.location}: {error}"
-        if isinstance(error, NoPermissionError) and " script: " not in f" {error}":
+        if isinstance(error, AuthenticationError):
+            return AccessDenied(text)
+        if isinstance(error, NoPermissionError) and " script: " not in text:
             return AccessDenied(text)
         if not was_sent or isinstance(error, _NOT_DONE):
             return StoreUnavailable(text)
@@ -270,6 +272,9 @@ async def _answer(connection: Connection) -> Any:
 
 async def _has_news(connection: Connection) -> bool:
     """Whether there is something to read though nothing was asked: most likely its end."""
+    writer = connection._writer
+    if writer is None or writer.is_closing():  # reset: the driver does not see that by itself
+        return True
     look = getattr(connection, "can_read", None) or connection.can_read_destructive
     try:
         return bool(await look())

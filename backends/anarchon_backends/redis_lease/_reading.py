@@ -52,6 +52,21 @@ class Reader:
         now = moment(self._clock.wall_us() if self._clock else now_us)
         return now, decode(store_id or b""), answers
 
+    async def probe(self) -> int:
+        """Tries every command that reading uses. How often runs were freed in the namespace."""
+        key = f"{self._namespace}:probe"
+        _, _, (freed, *_) = await self._read(
+            ["HGET", self._namespace, "freed"],
+            ["HMGET", key, "a"],
+            ["HGETALL", key],
+            ["ZCOUNT", key, "-inf", "+inf"],
+            ["ZRANGEBYLEX", key, "-", "+", "LIMIT", 0, 1],
+            ["ZREVRANGE", key, 0, 0],
+            ["ZREVRANGEBYSCORE", key, "+inf", "-inf", "LIMIT", 0, 1],
+            ["ZREVRANK", key, "a"],
+        )
+        return int(freed or 0)
+
     async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""
         now, store_id, (noted,) = await self._read(["HGETALL", f"{self._namespace}:instances"])

@@ -41,9 +41,8 @@ local function record(run, key, outcome)
   local failed = cancel ~= nil or outcome.failure ~= nil
   local state, reason = failed and 'failed' or 'success', cancel and CANCELLED_AS[cancel] or ''
   run.attempt_state, run.attempt_reason, run.attempt_ended_at = state, reason, NOW
-  if not run.started_at then
-    run.started_at = math.max(run.claimed_at, NOW - outcome.elapsed_ms)
-  end
+  local began = math.max(run.claimed_at, NOW - outcome.elapsed_ms)
+  run.started_at = math.min(run.started_at or began, began)
   run.failure = outcome.failure or ''
   run.result = failed and '' or outcome.result
   run.failed = run.failed + (failed and 1 or 0)

@@ -2,6 +2,7 @@
 -- is not permitted would otherwise stop a script after its first write.
 
 local probe = NS .. ':probe'
+redis.call('TIME')
 redis.call('HSET', probe, 'a', '1', 'b', '2')
 redis.call('HMGET', probe, 'a', 'b')
 redis.call('HGET', probe, 'a')

@@ -1,0 +1,906 @@
+"""What only a Redis or Valkey server can do to a sidecar, on real ones (S10, S11, S19, S27, S27a)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anarchon_backends import redis as dispatch
+from anarchon_backends.redis_lease import RedisLeaseStore, _batches, _checks
+from anarchon_backends.redis_lease._address import address_of
+from anarchon_backends.redis_lease._connection import CONNECTIONS
+from anarchon_server.core.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from anarchon_server.core.model import Failure, Outcome, OverlapPolicy
+from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
+from anarchon_server.opening import open_store
+from tests.contract.harness import (
+    DAY,
+    PERIOD,
+    T0,
+    Cluster,
+    FakeClock,
+    Node,
+    definition,
+)
+from tests.servers import redis
+from tests.servers.proxy import Proxy
+
+SLOT = T0 + PERIOD
+FREE = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY, "previous_slot": None}
+PAGE = Path(__file__).parents[3] / "docs/stores/redis.md"
+
+
+class Database:
+    """A server, as the harness's cluster uses one. Its time is moved by hand."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def store(self, options: OpenOptions) -> Store:
+        return redis.open_virtual(self.url, options)
+
+
+@asynccontextmanager
+async def cluster_on(url: str) -> AsyncIterator[Cluster]:
+    cluster = Cluster(Database(url))
+    async with cluster.stack:
+        yield cluster
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., redis.Server]]:
+    """Starts servers of the test's own, and stops them after it."""
+    servers: list[redis.Server] = []
+
+    def started(kind: str = "redis", *settings: str) -> redis.Server:
+        server = redis.private(kind, *settings)
+        servers.append(server)
+        return server.start()
+
+    yield started
+    for server in servers:
+        server.stop()
+
+
+@asynccontextmanager
+async def behind_a_proxy(
+    kind: str, timeout_ms: int = 300
+) -> AsyncIterator[tuple[Proxy, Cluster, Node, Node]]:
+    """A node that speaks through a proxy, and one that does not; both registered, at the slot."""
+    url = redis.fresh_url(kind)
+    port = int(re.findall(r":(\d+)/", url)[0])
+    async with Proxy(port) as proxy, cluster_on(url) as cluster:
+        direct = await cluster.node()
+        assert isinstance(cluster.database, Database)
+        cluster.database.url = url.replace(f":{port}/", f":{proxy.port}/")
+        through = await cluster.node(op_timeout_ms=timeout_ms)
+        for node in (direct, through):
+            await node.register()
+        await direct.store.claim([])  # so that the server knows the script
+        cluster.advance_to(SLOT)
+        yield proxy, cluster, through, direct
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits for what a server or a task gives no other signal of."""
+    while not true():  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.005)
+
+
+def all_ended(node: Node) -> bool:
+    """Whether the node's event loop has seen the end of all its connections."""
+    assert isinstance(node.store, RedisLeaseStore)
+    idle = node.store._pool._idle
+    return all(each._writer is None or each._writer.is_closing() for each in idle)
+
+
+# Unknown outcomes: S11
+
+
+async def test_s11_a_lost_reply_is_unknown_and_the_repeat_has_won(kind: str) -> None:
+    """And the driver has not asked again by itself: it would have been told that it lost."""
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        before = proxy.requests
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown, match="no answer within 300 ms"):
+            await through.ask(claim)
+        assert proxy.requests == before + 1
+        proxy.resume()
+        assert (await direct.claim(SLOT)).outcome == "lost", "it was done"
+        answer = await through.ask(claim)
+        assert answer.outcome == "won"
+        assert answer.run is not None
+        assert answer.run.run.attempt == 1
+
+
+async def test_s11_a_connection_reset_after_sending_is_unknown(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        proxy.cut_after_requests()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        assert (await direct.claim(SLOT)).outcome == "lost", "it was done"
+        assert (await through.ask(claim)).outcome == "won", "it has connected again by itself"
+
+
+async def test_s11_what_could_not_be_sent_was_surely_not_done_and_does_not_arrive_later(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: all_ended(through))
+        with pytest.raises(StoreUnavailable):
+            await through.claim(SLOT)
+        proxy.resume()
+        await through.beat()
+        assert await direct.run(SLOT) is None
+        assert (await through.claim(SLOT)).outcome == "won"
+
+
+async def test_s11_an_idle_connection_that_was_closed_is_not_used(kind: str) -> None:
+    """A server that restarted while nothing was asked leaves no outcome unknown."""
+    async with behind_a_proxy(kind) as (proxy, _, through, _):
+        await through.beat()
+        proxy.cut()
+        await until(lambda: all_ended(through))
+        assert (await through.claim(SLOT)).outcome == "won"
+
+
+async def test_a_call_is_bounded_in_time_and_its_late_answer_is_nobodys(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, _):
+        proxy.hold_replies()
+        began = time.monotonic()
+        with pytest.raises(OutcomeUnknown):
+            await through.claim(SLOT)
+        assert time.monotonic() - began < 2
+        proxy.resume()
+        reply = await through.store.instances()
+        assert {each.instance_id for each in reply.answers} == {"host:1", "host:2"}
+
+
+async def test_a_connection_whose_call_was_cancelled_is_thrown_away(kind: str) -> None:
+    async with behind_a_proxy(kind, timeout_ms=10_000) as (proxy, _, through, _):
+        for _ in range(CONNECTIONS + 1):
+            proxy.hold_replies()
+            call = asyncio.create_task(through.claim(SLOT))
+            await proxy.held.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            proxy.resume()
+        assert (await through.beat()).known, "an answer of its own, and a connection to have it by"
+
+
+async def test_calls_wait_for_a_connection_no_longer_than_their_time(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, _):
+        await asyncio.gather(*(through.store.instances() for _ in range(CONNECTIONS)))
+        proxy.hold_replies()
+        calls = [through.store.claim([through.wish(SLOT)]) for _ in range(CONNECTIONS + 3)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        kinds = sorted(type(each).__name__ for each in errors)
+        assert kinds == ["OutcomeUnknown"] * CONNECTIONS + ["StoreUnavailable"] * 3
+        proxy.resume()
+
+
+# Answers that mean "not done": each is surely so, and the claim is free
+
+
+async def refused_then_won(node: Node, refuse: Callable[[], Any], allow: Callable[[], Any]) -> str:
+    refuse()
+    with pytest.raises(StoreUnavailable) as caught:
+        await node.claim(SLOT)
+    allow()
+    assert (await node.claim(SLOT)).outcome == "won"
+    return str(caught.value)
+
+
+async def one_node(cluster: Cluster) -> Node:
+    (node,) = await cluster.nodes_of(1)
+    cluster.advance_to(SLOT)
+    return node
+
+
+async def test_noscript_the_script_is_sent_again(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        assert server.send("SCRIPT", "FLUSH") == b"+OK\r\n"
+        assert (await node.claim(SLOT)).outcome == "won"
+
+
+async def test_oom_a_full_server_refuses_whole_scripts(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--maxmemory-policy", "noeviction")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        said = await refused_then_won(
+            node,
+            lambda: server.send("CONFIG", "SET", "maxmemory", "1mb"),
+            lambda: server.send("CONFIG", "SET", "maxmemory", "0"),
+        )
+        assert "used memory" in said
+
+
+async def test_readonly_a_master_that_became_a_replica_does_nothing(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        await refused_then_won(
+            node,
+            lambda: server.send("REPLICAOF", "127.0.0.1", "1"),
+            lambda: server.send("REPLICAOF", "NO", "ONE"),
+        )
+
+
+async def test_noreplicas_too_few_replicas_to_write(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        said = await refused_then_won(
+            node,
+            lambda: server.send("CONFIG", "SET", "min-replicas-to-write", "1"),
+            lambda: server.send("CONFIG", "SET", "min-replicas-to-write", "0"),
+        )
+        assert "replicas" in said
+
+
+async def test_misconf_a_disk_that_cannot_be_written(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--save", "3600 1")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+
+        def break_the_disk() -> None:
+            Path(server.directory, "dump.rdb").mkdir()
+            Path(server.directory, "dump.rdb", "x").touch()
+            server.send("SAVE")
+            server.send("BGSAVE")
+            while b"rdb_last_bgsave_status:err" not in server.send("INFO", "persistence"):
+                pass
+
+        said = await refused_then_won(
+            node,
+            break_the_disk,
+            lambda: server.send("CONFIG", "SET", "stop-writes-on-bgsave-error", "no"),
+        )
+        assert "RDB" in said or "MISCONF" in said
+
+
+async def test_busy_another_script_that_does_not_end(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--busy-reply-threshold", "50")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+
+        endless = asyncio.to_thread(server.send, "EVAL", "while true do end", "0")
+        spinning = asyncio.create_task(endless)
+        while not await asyncio.to_thread(lambda: server.send("PING").startswith(b"-BUSY")):
+            pass
+
+        def stop() -> None:
+            server.send("SCRIPT", "KILL")
+            while server.send("PING").startswith(b"-BUSY"):
+                pass
+
+        await refused_then_won(node, lambda: None, stop)
+        await spinning
+
+
+async def test_loading_a_server_that_reads_its_data(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(
+        kind,
+        *("--enable-debug-command", "yes", "--key-load-delay", "10000"),
+        *("--loading-process-events-interval-bytes", "1024"),
+    )
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        server.send("DEBUG", "POPULATE", "100", "filler", "2048")
+        reload = asyncio.create_task(asyncio.to_thread(server.send, "DEBUG", "RELOAD"))
+        while not await asyncio.to_thread(lambda: server.send("PING").startswith(b"-LOADING")):
+            pass
+        with pytest.raises(StoreUnavailable):
+            await node.claim(SLOT)
+        await reload
+        assert (await node.claim(SLOT)).outcome == "won"
+
+
+# The death of the server
+
+
+@pytest.mark.timeout(120)
+async def test_s10_kill_9_under_load_loses_no_claim_and_gives_none_twice(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """`appendonly yes`; the instances are back by themselves."""
+    server = start(kind, "--appendonly", "yes", "--appendfsync", "everysec")
+    slots = range(T0 + PERIOD, T0 + 601 * PERIOD, PERIOD)
+    won: list[tuple[int, str]] = []
+    unknown = 0
+    async with cluster_on(server.url) as cluster:
+        nodes = [await cluster.node(op_timeout_ms=1_000) for _ in range(6)]
+        for node in nodes:
+            await node.register()
+        cluster.advance_to(slots[-1])
+
+        async def work(node: Node) -> None:
+            nonlocal unknown
+            for slot in slots:
+                claim: Claim = node.wish(slot, **FREE)
+                while True:
+                    try:
+                        answer = await node.ask(claim)
+                    except StoreError as error:
+                        unknown += isinstance(error, OutcomeUnknown)
+                        await asyncio.sleep(0.02)  # the loop's back-off
+                        continue
+                    break
+                if answer.outcome is ClaimOutcome.WON:
+                    won.append((slot, claim.token))
+
+        working = [asyncio.create_task(work(node)) for node in nodes]
+        for share in (0.2, 0.5, 0.8):
+            await until(lambda share=share: len(won) >= share * len(slots))  # type: ignore[misc]
+            server.kill()
+            await asyncio.to_thread(server.start)
+        await asyncio.gather(*working)
+        rows = await nodes[0].history(limit=1_000)
+    assert sorted(slot for slot, _ in won) == list(slots), "each slot has one winner"
+    kept = {(seen.run.slot, seen.run.token) for seen in rows}
+    assert kept == set(won), "each acknowledged claim is there, and no other"
+    assert {seen.run.attempt for seen in rows} == {1}
+    assert unknown > 0, "the kills met calls under way"
+
+
+async def test_s27a_a_flushed_server_is_another_store(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        before = await node.beat_reply(sweep=(("job", "every:10s"),))
+        await node.win(SLOT)
+        server.send("FLUSHALL")
+        after = await node.beat_reply(sweep=(("job", "every:10s"),))
+        assert after.answers[0].settled == (None,)
+        assert not after.answers[0].known
+        assert after.fences == {"job": 0}
+        assert after.store_id
+        assert before.store_id
+        assert (await node.claim(SLOT)).outcome == "unregistered"
+
+
+# Checks at start, each made to fail once
+
+
+async def report_of(url: str, *, timeout_ms: int = 2_000) -> tuple[str, str]:
+    """What a start verifies and doubts, as text."""
+    store = open_store(url, OpenOptions("default", FakeClock(), op_timeout_ms=timeout_ms))
+    try:
+        report = await store.open()
+    finally:
+        await store.close()
+    return " ".join(report.verified), " ".join(report.doubts)
+
+
+async def test_a_server_that_keeps_everything_leaves_no_doubt(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--appendonly", "yes", "--appendfsync", "always")
+    verified, doubts = await report_of(server.url)
+    assert f"{kind} " in verified
+    assert "appendfsync is always" in verified
+    assert doubts == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubt"),
+    [
+        (["--appendonly", "no"], "appendonly is no"),
+        (["--appendonly", "yes", "--appendfsync", "everysec"], "appendfsync is everysec"),
+        (["--appendonly", "yes", "--appendfsync", "no"], "appendfsync is no"),
+    ],
+)
+async def test_what_may_be_lost_is_a_doubt(
+    settings: list[str], doubt: str, start: Callable[..., redis.Server]
+) -> None:
+    _, doubts = await report_of(start("redis", *settings).url)
+    assert doubt in doubts
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random"])
+async def test_a_server_that_throws_claims_away_is_refused(
+    kind: str, policy: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--maxmemory-policy", policy)
+    with pytest.raises(StoreRefused, match=f"maxmemory-policy is {policy}.*noeviction"):
+        await report_of(server.url)
+
+
+async def test_a_policy_that_spares_keys_without_expiry_is_fine(
+    start: Callable[..., redis.Server],
+) -> None:
+    """Because no key of ours has one."""
+    server = start("redis", "--maxmemory-policy", "volatile-lru")
+    verified, _ = await report_of(server.url)
+    assert "maxmemory-policy is volatile-lru" in verified
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        await node.complete(await node.win(SLOT))
+    keys = server.send("EVAL", "return redis.call('KEYS', '*')", "0").decode()
+    for key in re.findall(r"anarchon:\S+", keys):
+        assert server.send("TTL", key) == b":-1\r\n", key
+
+
+async def test_a_replica_and_its_master(kind: str, start: Callable[..., redis.Server]) -> None:
+    master = start(kind, "--repl-diskless-sync-delay", "0")
+    replica = start(kind, "--replicaof", f"127.0.0.1 {master.port}")
+    with pytest.raises(StoreRefused, match="role is 'slave': give the address of the master"):
+        await report_of(replica.url)
+    await until(lambda: b"connected_slaves:1" in master.send("INFO", "replication"))
+    _, doubts = await report_of(master.url)
+    assert "it has 1 replicas" in doubts
+    assert "set min-replicas-to-write to 1" in doubts
+    master.send("CONFIG", "SET", "min-replicas-to-write", "1")
+    await until(lambda: b"min_slaves_good_slaves:1" in master.send("INFO", "replication"))
+    _, doubts = await report_of(master.url)
+    assert "min-replicas-to-write is 1" in doubts
+
+
+async def test_a_node_of_a_cluster_is_refused(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--cluster-enabled", "yes", "--cluster-port", str(redis.free_port()))
+    with pytest.raises(StoreRefused, match="node of a Redis Cluster"):
+        await report_of(server.url)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"redis_version": "6.0.16", "role": "master"},
+        {"redis_version": "7.2.4", "valkey_version": "7.0.0", "role": "master"},
+    ],
+)
+def test_a_server_that_is_too_old_is_refused(info: dict[str, str]) -> None:
+    with pytest.raises(StoreRefused, match="or newer is needed"):
+        _checks._check_server(info, _checks.Findings())
+
+
+async def test_an_unknown_layout_is_refused_with_what_to_do(kind: str) -> None:
+    url = redis.session_url(kind)
+    options = OpenOptions("from-the-future", FakeClock())
+    store = RedisLeaseStore(address_of(url), options)
+    await store.open()
+    await store._pool.ask(["HSET", "anarchon:{15:from-the-future}", "schema", "7"])
+    other = RedisLeaseStore(address_of(url), options)
+    with pytest.raises(StoreRefused, match=r"layout '7'.*knows 1: run the version"):
+        await other.open()
+    with pytest.raises(StoreUnavailable, match="ANARCHONSCHEMA 7"):
+        await store.claim([])
+    await store._pool.ask(["DEL", "anarchon:{15:from-the-future}"])
+    await store.close()
+
+
+async def test_a_server_that_is_away_is_no_reason_not_to_start(kind: str) -> None:
+    redis.session_url(kind)
+    with pytest.raises(StoreUnavailable):
+        await report_of(f"redis://127.0.0.1:{redis.free_port()}", timeout_ms=500)
+
+
+async def test_s31_twenty_that_open_a_new_namespace_at_once_agree_on_the_store(kind: str) -> None:
+    url = redis.fresh_url(kind)
+    stores = [redis.open_virtual(url, OpenOptions("new", FakeClock())) for _ in range(20)]
+    await asyncio.gather(*(store.open() for store in stores))
+    replies = await asyncio.gather(*(store.instances() for store in stores))
+    assert len({reply.store_id for reply in replies}) == 1
+    for store in stores:
+        await store.close()
+
+
+# Permissions and credentials
+
+
+def least_privileges() -> list[str]:
+    """The ACL rules of the page, for the namespace `default`."""
+    (rules,) = re.findall(r"^ACL SETUSER anarchon (.*)$", PAGE.read_text(), re.MULTILINE)
+    return str(rules).split()
+
+
+@asynccontextmanager
+async def restricted(
+    server: redis.Server, rules: list[str]
+) -> AsyncIterator[Callable[[], RedisLeaseStore]]:
+    assert server.send("ACL", "SETUSER", "anarchon", *rules) == b"+OK\r\n"
+    url = f"redis://anarchon:a-secret@127.0.0.1:{server.port}/0"
+    stores: list[RedisLeaseStore] = []
+
+    def store() -> RedisLeaseStore:
+        clock = FakeClock()
+        stores.append(RedisLeaseStore(address_of(url), OpenOptions("default", clock), clock=clock))
+        return stores[-1]
+
+    yield store
+    for each in stores:
+        await each.close()
+
+
+async def test_the_least_privileges_of_the_page_are_enough(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """For all that a sidecar asks; and for no other namespace."""
+    server = start(kind, "--appendonly", "yes", "--appendfsync", "always")
+    async with restricted(server, least_privileges()) as make:
+        store = make()
+        report = await store.open()
+        assert any("could not be read" in doubt for doubt in report.doubts)
+        assert "a-secret" not in repr(report)
+        clock = FakeClock()
+        cluster = Cluster(None, clock)  # type: ignore[arg-type]
+        store._clock = clock
+        node = Node(cluster, store, "host:1", "inc-1")
+        await node.register()
+        cluster.advance_to(SLOT)
+        watch = store.watch()
+        seen = await node.win(SLOT)
+        await node.renew(seen)
+        await node.release(seen)
+        await asyncio.wait_for(anext(watch), 5)
+        await watch.aclose()  # type: ignore[attr-defined]
+        await node.complete(seen)
+        await node.plan([SLOT + PERIOD])
+        assert len(await node.history()) == 1
+        assert len((await store.jobs((), "", 10)).answers) == 1
+        assert len((await store.instances()).answers) == 1
+        assert await node.prune() == 0
+        await node.beat(leaving=True)
+        cluster.advance(30 * DAY)
+        assert await node.prune() == 1
+        other = RedisLeaseStore(store._address, OpenOptions("others", clock))
+        with pytest.raises(StoreRefused, match=r"(?i)permissions.*docs/stores/redis\.md"):
+            await other.open()
+
+
+@pytest.mark.parametrize("command", ["-zadd", "-hset", "-time", "-evalsha", "-zrevrank"])
+async def test_a_command_that_is_not_permitted_is_found_at_start(
+    command: str, start: Callable[..., redis.Server]
+) -> None:
+    """It would stop a script in the middle."""
+    server = start("redis")
+    async with restricted(server, [*least_privileges(), command]) as make:
+        with pytest.raises(StoreRefused, match=r"docs/stores/redis\.md lists") as caught:
+            await make().open()
+        assert "a-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "doubt"),
+    [("-publish", "publishing is not permitted"), ("-subscribe", "subscribing is not permitted")],
+)
+async def test_s19_where_news_are_not_permitted_it_starts_and_says_so(
+    rule: str, doubt: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start("redis")
+    async with restricted(server, [*least_privileges(), rule]) as make:
+        store = make()
+        assert doubt in " ".join((await store.open()).doubts)
+
+
+async def test_a_wrong_password_is_refused_and_not_shown(
+    start: Callable[..., redis.Server],
+) -> None:
+    server = start("redis", "--requirepass", "right-secret")
+    for user in ("", "nobody"):
+        with pytest.raises(StoreRefused, match="REDISCLI_AUTH") as caught:
+            await report_of(f"redis://{user}:wrong-secret@127.0.0.1:{server.port}")
+        assert "secret" not in str(caught.value)
+    with pytest.raises(StoreRefused, match=r"Authentication required"):
+        await report_of(f"redis://127.0.0.1:{server.port}")
+
+
+async def test_the_password_comes_from_the_url_a_file_or_the_environment(
+    start: Callable[..., redis.Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start("redis", "--requirepass", "p%@/w")
+    await report_of(f"redis://:p%25%40%2Fw@127.0.0.1:{server.port}")
+    file = tmp_path / "password"
+    file.write_text("p%@/w\n")
+    await report_of(f"redis://127.0.0.1:{server.port}?password_file={file}")
+    monkeypatch.setenv("REDISCLI_AUTH", "p%@/w")
+    await report_of(f"redis://127.0.0.1:{server.port}")
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """An authority of the test's own, and a server's certificate for 127.0.0.1."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this machine")
+    common = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    for name in ("server", "stranger"):
+        subprocess.run(
+            [
+                *(*common, "-nodes", "-days", "2", "-subj", f"/CN={name}"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.crt"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    return tmp_path
+
+
+async def test_tls_to_a_server_that_is_known_and_to_no_other(
+    start: Callable[..., redis.Server], certificates: Path
+) -> None:
+    port = redis.free_port()
+    start(
+        "redis",
+        *("--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cert-file", str(certificates / "server.crt")),
+        *("--tls-key-file", str(certificates / "server.key")),
+        *("--tls-ca-cert-file", str(certificates / "server.crt")),
+    )
+    url = f"rediss://127.0.0.1:{port}/0"
+    verified, _ = await report_of(f"{url}?tls_ca={certificates}/server.crt")
+    assert "redis" in verified
+    for wrong in ("", f"?tls_ca={certificates}/stranger.crt"):
+        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+            await report_of(url + wrong)
+    await report_of(f"{url}?tls_verify=none")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://", "names no single host"),
+        ("redis:///0", "names no single host"),
+        ("redis:host", "a Redis store is"),
+        ("redis://a,b:1/0", "neither to Sentinels nor to a Cluster"),
+        ("redis://h:port", "cannot be read"),
+        ("redis://h:99999", "cannot be read"),
+        ("redis://h/db", "number of a database"),
+        ("redis://h/-1", "number of a database"),
+        ("redis://h/0#f", "every # as %23"),
+        ("redis://h/0?x=1", "option 'x' is not known"),
+        ("redis://h/0?tls_ca=a&tls_ca=b", "stands twice"),
+        ("redis://h/0?tls_ca=/x", "for rediss: and valkeys: only"),
+        ("rediss://h/0?tls_verify=maybe", "'full' .* or 'none'"),
+        ("rediss://h/0?tls_ca=/no/such", "there is no such file"),
+        ("redis://h/0?password_file=/no/such", "No such file"),
+        ("redis://u:s3cret@h/0?password_file=/x", "use one of them"),
+        ("redis://u:s3cret@h:x/0", "cannot be read"),
+        ("redis://h/0?strategy=magic", "strategy is 'magic': use one of: lease"),
+        ("valkey://h?strategy=idmp", "strategy is 'idmp', which is not there yet"),
+        ("redis://h?strategy=script", "not there yet"),
+        ("redis://h?strategy=stream-id", "not there yet"),
+    ],
+)
+def test_a_url_that_is_wrong_is_refused_with_what_is_right(url: str, said: str) -> None:
+    with pytest.raises(StoreRefused, match=said) as caught:
+        open_store(url, OpenOptions("default", FakeClock()))
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("redis://h", "redis://h:6379/0"),
+        ("valkey://h:1/2?strategy=lease", "valkey://h:1/2"),
+        ("rediss://u:p@h/3", "rediss://h:6379/3"),
+        ("valkeys://[::1]:7/0", "valkeys://[::1]:7/0"),
+    ],
+)
+def test_a_url_names_a_server(url: str, location: str) -> None:
+    assert dispatch.strategy_of(url) == "lease"
+    store = open_store(url, OpenOptions("default", FakeClock()))
+    assert store.capabilities.backend == "redis:lease"
+    assert not store.capabilities.boot_leases
+    assert address_of(url).location == location
+    assert "p" not in repr(address_of("redis://:p@h")).replace("port", "").split("host=")[0]
+
+
+# The store's own time, and what is in it
+
+
+async def test_s01_the_servers_clock_decides(kind: str) -> None:
+    """Not the instance's, which is a year behind here."""
+    url, _, prefix = redis.fresh_url(kind).partition("#")
+    store = RedisLeaseStore(address_of(url), OpenOptions(prefix + "x", FakeClock(wall=1)))
+    await store.open()
+    before = time.time_ns() // 1_000
+    node = Node(Cluster(None, FakeClock()), store, "host:1", "inc-1")  # type: ignore[arg-type]
+    (answer,) = await node.register()
+    assert abs(answer.since - before // 1_000) < 5_000
+    slot = answer.since + 500
+    won = await node.win(slot, previous_slot=None)
+    assert won.run.current is not None
+    assert won.run.current.fence >= before, "whole microseconds, all 16 digits of them"
+    assert (await node.claim(answer.since + 60_000, previous_slot=None)).outcome == "early"
+    step = await node.take_over(won, expected_at=0)
+    assert step.outcome == "lost"
+    await store.close()
+
+
+async def test_every_key_of_a_job_is_in_one_hash_tag(
+    start: Callable[..., redis.Server],
+) -> None:
+    """So that a cluster keeps them on one node; those of the namespace are in another."""
+    server = start("redis")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        await node.register(definition("a:b"))
+        await node.complete(await node.win(SLOT + 1, job="a:b", **FREE))
+        await node.win(SLOT + 2, job="a:b", **FREE)
+        await node.release(await node.win(SLOT + 3, job="a:b", **FREE))
+    listing = server.send("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
+    keys = listing.decode().split("\r\n")[1].split()
+    tags = {re.sub(r"^anarchon:(\{.*?\}).*$", r"\1", key) for key in keys}
+    assert tags == {"{7:default}", "{7:default:job}", "{7:default:a:b}"}
+
+
+async def test_s14_a_long_batch_goes_in_calls_of_five_hundred(kind: str) -> None:
+    async with behind_a_proxy(kind, timeout_ms=10_000) as (_, cluster, through, _):
+        names = [f"job-{n}" for n in range(1_201)]
+        await through.register(*(definition(name) for name in names))
+        assert [len(part) for part in _batches.parts_of(names)] == [500, 500, 201]
+        cluster.advance_to(SLOT + PERIOD)
+        reply = await through.store.claim([through.wish(SLOT + PERIOD, job=name) for name in names])
+        assert {answer.outcome for answer in reply.answers} == {"won"}
+        assert set(reply.fences) == set(names)
+        beat = await through.beat(
+            sweep=tuple((name, "every:10s") for name in names),
+            looks=tuple((name, SLOT + PERIOD) for name in names),
+            sweep_limit=1_000,
+        )
+        assert len(beat.unfinished) == 1_000
+        assert len(beat.settled) == len(beat.looks) == 1_201
+        (view,) = (await through.store.jobs(["job-1200"], "", 1)).answers
+        assert view.instance_ids == ("host:2",)
+
+
+def test_a_batch_of_much_text_goes_in_small_calls() -> None:
+    results = [{"job": "j", "failure": "x" * 40_000} for _ in range(100)]
+    parts = _batches.parts_of(results)
+    assert sum(map(len, parts)) == 100
+    assert max(map(len, parts)) < 30
+
+
+@pytest.mark.parametrize("text", ["\x00", "\ud800", "\U0001f600", '"\\/', "é" * 2_000, " "])
+async def test_s30_what_a_handler_says_is_kept_as_it_is(kind: str, text: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        seen = await node.win(SLOT)
+        failure = Failure(text, text, text, permanent=True, retry_after_ms=3)
+        for _ in range(2):
+            answer = await node.complete(seen, Outcome(failure=failure))
+            assert answer.outcome == "recorded"
+        run = await node.history(traces=True)
+        assert run[0].attempts[0].failure == failure
+        other = await node.win(SLOT + 1, **FREE)
+        for _ in range(2):
+            assert (await node.complete(other, Outcome(text))).outcome == "recorded"
+
+
+# Records are input
+
+
+BROKEN = {
+    "state": ["HSET", "KEY", "state", "dancing"],
+    "number": ["HSET", "KEY", "lease_until", "soon"],
+    "lease": ["HSET", "KEY", "lease_until", ""],
+    "attempt": ["HSET", "KEY", "attempt", "0"],
+    "cancel": ["HSET", "KEY", "cancel", "maybe"],
+    "kind": ["SET", "KEY", "x"],
+}
+
+
+@pytest.mark.parametrize("how", list(BROKEN))
+async def test_a_record_that_somebody_spoilt_spoils_no_other(kind: str, how: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        first, second = await cluster.nodes_of(2)
+        for node in (first, second):
+            await node.register(definition(), definition("other"))
+        cluster.advance_to(SLOT)
+        spoilt, good = await first.win(SLOT), await first.win(SLOT, job="other")
+        store = first.store
+        assert isinstance(store, RedisLeaseStore)
+        key = f"{store._key('job')}:{SLOT}"
+        if how == "kind":
+            await store._pool.ask(["DEL", key])
+        await store._pool.ask([key if word == "KEY" else word for word in BROKEN[how]])
+        beat = await first.beat(
+            renewals=(first.renewal(spoilt), first.renewal(good)),
+            looks=(("job", SLOT), ("other", SLOT)),
+            sweep=(("job", "every:10s"), ("other", "every:10s")),
+        )
+        assert [each.outcome for each in beat.renewals] == ["unknown_token", "renewed"]
+        assert [bool(each) for each in beat.looks] == [False, True]
+        assert [each.run.job for each in beat.unfinished] == ["other"]
+        wishes = [second.wish(SLOT, job=job) for job in ("job", "other")]
+        reply = await second.store.claim(wishes)
+        assert [each.outcome for each in reply.answers] == ["unknown", "lost"]
+        assert (await first.complete(good)).outcome == "recorded"
+        assert (await first.complete(spoilt)).outcome == "unknown_token"
+        assert len(await first.history(job="other")) == 1
+        if how in ("state", "number", "cancel", "kind"):
+            with pytest.raises(StoreUnavailable):
+                await first.history(job="job")
+
+
+async def test_an_instance_or_definition_that_somebody_spoilt_is_said(kind: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        store = node.store
+        assert isinstance(store, RedisLeaseStore)
+        await store._pool.ask(["HSET", f"{store._namespace}:instances", "odd", "{nonsense"])
+        assert (await node.beat()).known
+        with pytest.raises(StoreUnavailable, match="'odd' in the store is not as Anarchon writes"):
+            await store.instances()
+        await store._pool.ask(["HDEL", f"{store._namespace}:instances", "odd"])
+        definitions = f"{store._key('job')}:definitions"
+        await store._pool.ask(
+            ["HSET", definitions, definition().definition_id, json.dumps({"spec": "{}"})]
+        )
+        with pytest.raises(StoreUnavailable, match="the definition of 'job'"):
+            await store.jobs(["job"], "", 1)
+        assert await node.prune() == 0
+
+
+# News
+
+
+async def news(watch: AsyncIterator[None]) -> None:
+    await anext(watch)
+
+
+async def test_s19_a_watch_that_lost_its_connection_says_so_and_the_next_tells_what_was_missed(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind, timeout_ms=5_000) as (proxy, _, through, direct):
+        watch = through.store.watch()
+        waiting = asyncio.create_task(news(watch))
+        freed = await direct.win(SLOT)
+        await direct.release(freed)
+        await asyncio.wait_for(waiting, 5)
+        waiting = asyncio.create_task(news(watch))
+        await asyncio.sleep(0)
+        proxy.cut()
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(waiting, 5)
+        await direct.release(await direct.win(SLOT + 1, **FREE))
+        watch = through.store.watch()
+        await asyncio.wait_for(anext(watch), 5)
+        await watch.aclose()  # type: ignore[attr-defined]
