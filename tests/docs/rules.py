@@ -29,7 +29,7 @@ STATUSES = ("whole", "in part", "not yet")
 _HEADING = re.compile(r"### ([SI]\d+a?) (.+)")
 _REFERENCE = re.compile(r"`((?:core|server|backends|anarchon)(?:\.\w+)+:[\w.]+)`")
 _RULE = re.compile(r"\b([SI])(\d+)(a?)\b(?: to \1(\d+)\b)?")
-_IN_NAME = re.compile(r"(?<![a-z0-9])([si])(\d+)(a?)(?=_|$)")
+_IN_NAME = re.compile(r"(?<![a-z0-9])([si])(\d+)(a?)(?:_to_\1(\d+))?(?=_|$)")
 _LINK = re.compile(r"\]\(\.\./([^)]+)\)")
 
 
@@ -89,17 +89,17 @@ def cited_in(source: str) -> frozenset[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (
             node.name.lower().startswith("test")
         ):
-            cited.update(f"{k.upper()}{int(n)}{a}" for k, n, a in _IN_NAME.findall(node.name))
-            cited.update(_numbers(ast.get_docstring(node) or ""))
+            cited.update(_numbers(_IN_NAME, node.name))
+            cited.update(_numbers(_RULE, ast.get_docstring(node) or ""))
     return frozenset(cited)
 
 
-def _numbers(text: str) -> Iterator[str]:
-    """The rules in a text: "S7", "S21a", "I1 to I8"."""
-    for kind, first, letter, last in _RULE.findall(text):
-        yield f"{kind}{int(first)}{letter}"
+def _numbers(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+    """The rules in a text, as in "S7", "S21a", "I1 to I8"."""
+    for kind, first, letter, last in pattern.findall(text):
+        yield f"{kind.upper()}{int(first)}{letter}"
         if last:
-            yield from (f"{kind}{n}" for n in range(int(first), int(last) + 1))
+            yield from (f"{kind.upper()}{n}" for n in range(int(first), int(last) + 1))
 
 
 # ── Code that is pointed at ─────────────────────────────────────────────────────────────────────
