@@ -57,6 +57,14 @@ proto-check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint the protoco
 		&& { diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/anarchon/v1" $(STUBS) \
 		|| { echo "The stubs in $(STUBS) are stale: run 'make proto' and commit them." >&2; exit 1; }; }
 
+.PHONY: slots
+slots: $(VENV)/.installed-dev ## Slots against their oracle, with ANARCHON_SLOT_WINDOWS=30000 (tests: 1000)
+	ANARCHON_SLOT_WINDOWS=30000 $(BIN)/pytest tests/unit/server/core/test_slots_oracle.py
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, beside croniter and cronsim
+	$(BIN)/python bench/slots.py
+
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix-only .

@@ -1,6 +1,6 @@
 """How fast slots are computed, beside croniter and cronsim in the same run, on one core.
 
-    .venv/bin/python bench/slots.py
+    make bench
 
 Each figure is the best of three rounds. Ratios are what to compare between machines.
 """

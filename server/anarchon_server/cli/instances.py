@@ -31,7 +31,7 @@ def _list(args: argparse.Namespace, admin: AdminClient) -> int:
         for instance in admin.list_instances():
             _admin.print_json(instance)
     else:
-        heads = ("INSTANCE", "STATE", "READY", "RUNNING", "SEEN (UTC)", "VERSION", "NOTES")
+        heads = ("INSTANCE", "STATE", "READY", "RUNNING", "SEEN (UTC)", "VERSION", "TZDATA", "NOTES")
         _admin.print_table(heads, map(_row, admin.list_instances()))
     return 0
 
@@ -44,5 +44,6 @@ def _row(instance: admin_pb2.Instance) -> tuple[str, ...]:
         str(instance.running),
         _admin.shown_time(instance, "seen_time"),
         instance.version,
+        instance.tzdata_version,
         "; ".join((*instance.reasons, *instance.doubts)),
     )

@@ -1,7 +1,7 @@
 """Slots against a tick-by-tick oracle that shares no code with them, and their laws (S5, S8).
 
-`ANARCHON_SLOT_WINDOWS=20000 pytest tests/unit/server/core/test_slots_oracle.py` looks at more
-windows, and at every year of every zone; the default takes a few seconds.
+`make slots` (`ANARCHON_SLOT_WINDOWS=30000`) looks at more windows, and at every year of every zone;
+the default takes a few seconds.
 """
 
 from __future__ import annotations
