@@ -1,0 +1,164 @@
+"""The heartbeat: when it goes, what it carries, what its answers mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from anarchon_server.core import limits
+from anarchon_server.core.messages import Method, Woken
+from anarchon_server.core.model import JobSpec, RunView
+from anarchon_server.core.store import BeatAnswer
+from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
+
+LONG = every(60_000)
+
+
+def lone(*specs: JobSpec, **options: Any) -> tuple[World, Sidecar, FakeClient]:
+    """One instance with one client, its jobs registered."""
+    world = World()
+    sidecar = Sidecar(world)
+    return world, sidecar, sidecar.ready_client(*specs, **options)
+
+
+def sweeps(sidecar: Sidecar, until: int) -> list[int]:
+    """When heartbeats that look at all unfinished runs went, from now until then."""
+    world, times, seen = sidecar.world, [], len(sidecar.beats)
+    while world.now < until:
+        sidecar.wait_for(Method.BEAT, until)
+        times += [world.now for beat in sidecar.beats[seen:] if beat.sweep]
+        seen = len(sidecar.beats)
+        sidecar.answer(Method.BEAT)
+    return times
+
+
+def test_s15_a_heartbeat_comes_as_often_as_the_job_wants_it_most() -> None:
+    _, sidecar, _ = lone(LONG, every(60_000, "brisk", lease_ms=30_000, heartbeat_ms=1_000))
+    gaps = {later - earlier for earlier, later in pairwise(sweeps(sidecar, 14_000))}
+    assert gaps == {900}, "a tenth early, by the least that chance gives"
+
+
+def test_s15_heartbeats_are_spread_by_a_tenth_either_way() -> None:
+    world = World()
+    late = Sidecar(world, draw=lambda most: most)
+    late.ready_client(LONG)
+    gaps = {later - earlier for earlier, later in pairwise(sweeps(late, 14_000))}
+    assert gaps == {5_500}
+
+
+def test_s19_every_heartbeat_looks_at_all_unfinished_runs_of_its_registered_jobs() -> None:
+    world, sidecar, _ = lone(LONG, every(60_000, "other"))
+    world.run_until(12_000)
+    beat = sidecar.beats[-1]
+    assert beat.sweep == (("sync", "every 1m"), ("other", "every 1m"))
+    assert beat.sweep_limit == limits.LOOKS_MAX
+    assert beat.instance.instance_id == "a"
+    assert beat.leaving is False
+
+
+def test_s14_renewals_looks_and_the_sweep_travel_together() -> None:
+    world, sidecar, _ = lone(LONG, every(60_000, "other"))
+    world.run_until(60_000)
+    before = len(sidecar.beats)
+    world.run_until(66_000)
+    (beat,) = sidecar.beats[before + 0 : before + 1]
+    assert len(beat.renewals) == 2
+    assert beat.sweep
+
+
+def test_s19_a_notification_of_the_store_is_followed_by_a_look_at_once() -> None:
+    world, _, client = lone(LONG)
+    other = Sidecar(world, "b")
+    other_client = other.ready_client(LONG)
+    world.run_until(60_000)
+    holder, backup = (client, other) if client.running else (other_client, client.sidecar)
+    holder.close(holder.only().token)
+    holder.sidecar.settle()
+    freed_at = world.now
+    backup.feed(Woken())
+    backup.settle()
+    assert world.now == freed_at
+    assert current(world.run(60_000)) == (2, "claimed", "")
+
+
+def test_s14_while_a_beat_is_out_the_next_waits() -> None:
+    _, sidecar, _ = lone(LONG)
+    sidecar.wait_for(Method.BEAT)
+    count = len(sidecar.beats)
+    sidecar.feed(Woken())
+    assert len(sidecar.beats) == count
+    sidecar.answer(Method.BEAT)
+    assert len(sidecar.beats) == count + 1
+
+
+def test_s27_a_sweep_that_failed_is_made_again() -> None:
+    world, sidecar, _ = lone(LONG)
+    sidecar.wait_for(Method.BEAT)
+    sidecar.fail(Method.BEAT, unknown=True)
+    failed_at = world.now
+    beat = sidecar.wait_for(Method.BEAT).arguments[0]
+    assert beat.sweep
+    assert world.now <= failed_at + 50
+
+
+def test_s19_a_sweep_that_could_not_show_all_forgets_nothing() -> None:
+    world, sidecar, _ = lone(LONG)
+    other = Sidecar(world, "b")
+    other.ready_client(LONG)
+    world.run_until(60_500)
+    backup = other if sidecar.engine.status(world.now).instance.running else sidecar
+    view = world.run(60_000)
+    full = tuple(
+        replace(view, run=replace(view.run, slot=START + 120_000 + n))
+        for n in range(limits.LOOKS_MAX)
+    )
+    assert watched_after(backup, full) >= 1 + limits.LOOKS_MAX
+    assert watched_after(backup, full[:5]) == 5
+
+
+def watched_after(sidecar: Sidecar, unfinished: tuple[RunView, ...]) -> int:
+    """How many runs a sidecar watches after a sweep that showed these."""
+    beat = sidecar.wait_for(Method.BEAT)
+    answer = sidecar.execute(beat)
+    (parts,) = answer.answers
+    assert isinstance(parts, BeatAnswer)
+    sidecar.reply(beat, replace(answer, answers=(replace(parts, unfinished=unfinished),)))
+    return len(sidecar.engine._claiming._watched)
+
+
+def test_s19_a_look_at_many_runs_is_taken_in_batches() -> None:
+    world, sidecar, _ = lone(LONG)
+    for n in range(limits.LOOKS_MAX + 1):
+        sidecar.engine._claiming.look_due(("sync", START + n))
+    sidecar.tick()
+    sidecar.settle()
+    looks = [len(beat.looks) for beat in sidecar.beats if beat.looks]
+    assert looks == [limits.LOOKS_MAX, 1]
+    assert world.slots() == []
+
+
+def test_s32_two_live_instances_of_one_label_are_told_apart_and_reported_once() -> None:
+    world, sidecar, _ = lone(LONG)
+    twin = Sidecar(world, "a", draw=lambda most: 0)
+    twin.engine._context.settings = replace(twin.engine._context.settings, incarnation="another")
+    twin.ready_client(LONG)
+    world.run_until(30_000)
+    (line,) = sidecar.logged("instance_id_not_unique")
+    assert line.fields == {"instance_id": "a", "incarnations": ("another",)}
+    assert len(twin.logged("instance_id_not_unique")) == 1
+
+
+def test_s32_a_twin_that_comes_back_is_reported_again() -> None:
+    world, sidecar, _ = lone(LONG)
+    for incarnation in ("second", "third"):
+        twin = Sidecar(world, "a")
+        twin.engine._context.settings = replace(
+            twin.engine._context.settings, incarnation=incarnation
+        )
+        twin.ready_client(LONG)
+        world.run_for(10_000)
+        twin.die()
+        world.run_for(45_000)
+    lines = sidecar.logged("instance_id_not_unique")
+    assert [line.fields["incarnations"] for line in lines] == [("second",), ("third",)]
