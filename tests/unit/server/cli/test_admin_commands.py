@@ -180,6 +180,7 @@ async def test_instances_are_listed(command: Command) -> None:
     assert (found["instance_id"], found["state"]) == ("test:1", "active")
     assert found["namespace"] == "default"
     _, table, _ = await command("instances")
+    assert "VERSION  TZDATA" in " ".join(table.splitlines()[0].split()).replace(" ", "  ")
     assert table.splitlines()[1].startswith("test:1    active")
 
 
