@@ -17,6 +17,7 @@ from tests.checker.events import (
     AppDied,
     AppFroze,
     AppThawed,
+    AssignmentRefused,
     ClaimWon,
     ClockStepped,
     Event,
@@ -207,32 +208,40 @@ class _Order:
     set_back_at: int = -FOREVER
 
     def judge(self) -> list[Violation]:
+        """What the events break, each by what came before it."""
         for event in self.history.events:
             match event:
                 case RunSaved():
                     self._saved(event)
                 case ClaimWon():
                     self._won(event)
-                case HandlerStarted():
-                    self._handler_started(event)
-                    self._step(event)
-                case HandlerStepped():
-                    self._step(event)
-                case HandlerEnded():
-                    self._ended(event.token)
-                case AppDied() | AppFroze():
-                    self.out_of_reach.add(event.app)
-                case AppThawed():
-                    self.out_of_reach.discard(event.app)
-                case ResultReceipt():
-                    self._receipt(event)
                 case LeasesEnded():
                     self.granted = {t: min(end, event.at) for t, end in self.granted.items()}
                 case ClockStepped() if event.by_ms < 0:
                     self.set_back_at = event.at
                 case _:
-                    pass
+                    self._in_an_app(event)
         return self.found
+
+    def _in_an_app(self, event: Event) -> None:
+        match event:
+            case HandlerStarted():
+                self._handler_started(event)
+                self._step(event)
+            case HandlerStepped():
+                self._step(event)
+            case HandlerEnded():
+                self._ended(event.token)
+            case AssignmentRefused():
+                self._say("S13", event, (event.job, event.slot), "sent to a client without room")
+            case AppDied() | AppFroze():
+                self.out_of_reach.add(event.app)
+            case AppThawed():
+                self.out_of_reach.discard(event.app)
+            case ResultReceipt():
+                self._receipt(event)
+            case _:
+                pass
 
     def _say(self, rule: str, event: Event, key: Key, text: str) -> None:
         self.found.append(Violation(rule, event.at, *key, text))
@@ -592,7 +601,7 @@ def _key(violation: Violation) -> Key:
 
 def _concerns(event: Event, violation: Violation, tokens: set[str]) -> bool:
     match event:
-        case RunSaved() | ClaimWon() | HandlerStarted() | HandlerStepped():
+        case RunSaved() | ClaimWon() | HandlerStarted() | HandlerStepped() | AssignmentRefused():
             return (event.job, event.slot) == _key(violation)
         case HandlerTold() | HandlerEnded() | ResultReceipt():
             return event.token in tokens

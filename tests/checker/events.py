@@ -154,6 +154,16 @@ class HandlerStepped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AssignmentRefused(Event):
+    """An application was sent an attempt for which it has no room."""
+
+    job: str
+    slot: int
+    token: str
+    app: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandlerTold(Event):
     """A handler was told to stop, for a reason of the protocol."""
 
@@ -248,6 +258,7 @@ _KINDS: dict[str, type[Event]] = {
         ClaimWon,
         HandlerStarted,
         HandlerStepped,
+        AssignmentRefused,
         HandlerTold,
         HandlerEnded,
         ResultReceipt,

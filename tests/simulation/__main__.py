@@ -30,15 +30,15 @@ def main(argv: list[str] | None = None) -> int:
 def _replay(seed: int, *, everything: bool, history: Path | None) -> int:
     world = simulate(seed)
     violations = world.violations()
-    print(world.plan)
+    _say(world.plan)
     if everything:
         for event in world.events:
-            print(shown(event))
+            _say(shown(event))
     if history is not None:
         history.write_text("".join(f"{line}\n" for line in to_lines(world.events)))
     for violation in violations[:3]:
-        print(explained(world, violation))
-    print(f"seed {seed}: {len(violations)} violations")
+        _say(explained(world, violation))
+    _say(f"seed {seed}: {len(violations)} violations")
     return 1 if violations else 0
 
 
@@ -49,10 +49,15 @@ def _many(first: int, count: int) -> int:
         violations = world.violations()
         if violations:
             bad.append(seed)
-            print(f"seed {seed}: {len(violations)} violations; first: {violations[0]}", flush=True)
+            _say(f"seed {seed}: {len(violations)} violations; first: {violations[0]}")
     spent = time.perf_counter() - start
-    print(f"{count} seeds, {count - len(bad)} clean, {count / spent:.1f} seeds/s; not clean: {bad}")
+    _say(f"{count} seeds, {count - len(bad)} clean, {count / spent:.1f} seeds/s; not clean: {bad}")
     return 1 if bad else 0
+
+
+def _say(text: object) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def explained(world: World, violation: Violation) -> str:

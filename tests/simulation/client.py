@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anarchon_server.core import messages as m
@@ -19,6 +20,7 @@ from tests.checker.events import (
     AppDied,
     AppFroze,
     AppThawed,
+    AssignmentRefused,
     HandlerEnded,
     HandlerStarted,
     HandlerStepped,
@@ -46,6 +48,7 @@ class App:
         self.dead = False
         self.frozen = False
         self.stalled_until = 0
+        self.accepts = True
         self._comes_at = self._goes_at = 0
         self.answers_lost_until = 0
         self._timeline = world.timeline
@@ -71,9 +74,7 @@ class App:
         sidecar, sessions = self.host.sidecar, tuple(c.session_id for c in self.clients)
         for witness in (sidecar, *self.host.zombies):
             if witness is not None:
-                self._timeline.after(
-                    self.hop(), lambda w=witness: w.app_exited(sessions, seen=seen)
-                )
+                self._timeline.after(self.hop(), partial(witness.app_exited, sessions, seen=seen))
         self.host.look()
 
     def freeze(self) -> None:
@@ -91,7 +92,7 @@ class App:
         for client in self.clients:
             client.end_trust_if_over()
         self.host.world.record(AppThawed(self._timeline.now, self.name))
-        while self._queue and not self.dead and not self.frozen:
+        while self._queue and self.up:
             self._queue.popleft()()
         self.host.look()
 
@@ -303,7 +304,7 @@ class SimClient:
                 self._take_lost(event.lost)
                 self._keep_alive()
             case m.Assigned() if self.state == "attached":
-                for assignment in event.assignments:
+                for assignment in event.assignments if self.app.accepts else ():
                     if assignment.token not in self._remembered:
                         self._held[assignment.token] = assignment
                 self._start_held()
@@ -403,6 +404,14 @@ class SimClient:
             if len(self.running) < self.max_concurrency:
                 self._remembered.add(token)
                 self._start(assignment)
+            else:  # the sidecar sends it again
+                self._refuse(assignment)
+
+    def _refuse(self, assignment: m.Assignment) -> None:
+        record, now = self.app.host.world.record, self._now
+        record(
+            AssignmentRefused(now, assignment.job, assignment.slot, assignment.token, self.app.name)
+        )
 
     def _start(self, assignment: m.Assignment) -> None:
         world, rng = self.app.host.world, self.app.rng
@@ -542,7 +551,7 @@ class SimClient:
         self.ready = False
         self._keep_alive()
         for token in list(self.running):
-            self.app.after(grace_ms, lambda t=token: self._shut_down(t))
+            self.app.after(grace_ms, partial(self._shut_down, token))
         self.app.do_at(self._leave_by, self._close_when_left)
         self._close_when_left()
 
@@ -571,7 +580,7 @@ class SimClient:
         timeout_ms: int,
     ) -> None:
         """One unary call: exactly one of the two is told, once."""
-        world, sidecar = self.app.host.world, self.app.host.sidecar
+        sidecar = self.app.host.sidecar
         over = [False]
 
         def once_answered(answer: m.KeepAliveAnswer | m.CompleteAnswer | m.Closed) -> None:

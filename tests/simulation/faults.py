@@ -108,7 +108,7 @@ def _weather(world: World, hosts: list[Host], weather: Weather, for_ms: int) -> 
             continue
         host.disturb(for_ms + world.plan.op_timeout_ms)
         sidecar.link.weather = weather
-        world.timeline.after(for_ms, lambda link=sidecar.link: setattr(link, "weather", Weather()))
+        world.timeline.after(for_ms, sidecar.link.clear_up)
 
 
 def lose_stream(world: World, host: Host, rng: random.Random) -> None:

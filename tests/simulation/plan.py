@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from anarchon_server.core.limits import HEARTBEAT_SHARE_MIN, default_heartbeat, lease_margin
 from anarchon_server.core.model import CronSchedule, EverySchedule, JobSpec, OverlapPolicy
@@ -80,7 +80,9 @@ class Plan:
     fault_count: int = 0
     calm_at: int = 25_000
     end_at: int = 45_000
-    clock_error_ms: int = field(default=50)
+    clock_error_ms: int = 50
+    starts: tuple[int, ...] = ()
+    """When each host starts; the others within half a second."""
 
 
 def draw_plan(

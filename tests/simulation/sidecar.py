@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anarchon_server.core import messages as m
@@ -100,9 +101,9 @@ class Sidecar:
     def lose_clients(self) -> None:
         """Nobody reaches it any more, and it reaches nobody."""
         for stream_id, client in self._streams.items():
-            client.app.comes(lambda c=client, s=stream_id: c.stream_ended(s, None))
+            client.app.comes(partial(client.stream_ended, stream_id, None))
         for client, _, refused in self._requests.values():
-            client.app.comes(lambda r=refused: r(None))
+            client.app.comes(partial(refused, None))
         self._streams.clear()
         self._requests.clear()
 
@@ -166,7 +167,7 @@ class Sidecar:
         for stream_id, owner in list(self._streams.items()):
             if owner is client:
                 del self._streams[stream_id]
-                client.app.comes(lambda s=stream_id: client.stream_ended(s, None))
+                client.app.comes(partial(client.stream_ended, stream_id, None))
                 self.feed(m.StreamEnded(client.session_id, stream_id))
 
     def woken(self) -> None:

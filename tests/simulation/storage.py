@@ -6,7 +6,9 @@ which requests and replies are late, lost or doubled as the weather of its host 
 
 from __future__ import annotations
 
+import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,13 +19,11 @@ from anarchon_server.core.machine import Saved
 from anarchon_server.core.messages import CallStore, Method
 from anarchon_server.core.model import Run
 from anarchon_server.core.store import (
-    Beat,
     Claim,
     ClaimAnswer,
     ClaimOutcome,
     Completion,
     OpenOptions,
-    Release,
     Reply,
 )
 from tests.checker.events import ClaimWon, Event, RunSaved
@@ -80,6 +80,7 @@ class Storage:
     record: Record
     on_freed: Callable[[], None] = lambda: None
     stretches: list[Stretch] = field(default_factory=list)
+    calls: Counter[Method] = field(default_factory=Counter)
     _database: MemoryDatabase = field(default_factory=lambda: MemoryDatabase("simulated"))
     _method: str = ""
     _asked: dict[tuple[str, int], list[_Asked]] = field(default_factory=dict)
@@ -94,10 +95,22 @@ class Storage:
         options = OpenOptions(NAMESPACE, self.clock, boot_leases=self.boot_leases)
         return MemoryStore(self._database, options)
 
+    def backup(self) -> Callable[[], None]:
+        """Keeps what the store has now; the answer restores it, and what came later is lost."""
+        names = ("jobs", "schedules", "kept", "specs", "members", "runs", "unfinished", "attempts")
+        kept = {name: copy.deepcopy(getattr(self.space, name)) for name in names}
+
+        def restore() -> None:
+            for name, value in kept.items():
+                setattr(self.space, name, value)
+
+        return restore
+
     def carry_out(
         self, store: MemoryStore, method: Method, arguments: tuple[Any, ...]
     ) -> Reply[Any]:
         """Does what a request asks, in one step."""
+        self.calls[method] += 1
         self._method = method
         self._asked = _what_is_asked(method, arguments)
         call = getattr(store, method)(*arguments)
@@ -209,6 +222,10 @@ class Link:
 
     def __post_init__(self) -> None:
         self.store = self.storage.connect()
+
+    def clear_up(self) -> None:
+        """Nothing goes wrong on it any more."""
+        self.weather = Weather()
 
     def call(self, command: CallStore) -> None:
         """Sends a request on its way, and plans what becomes of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from anarchon_server.core.policy import Job, read_schedule, resolve
 from tests.checker.check import Violation, check
@@ -43,8 +44,8 @@ class World:
         self.hosts = [
             Host(self, n, self._host_clock(machine), self._rng()) for n in range(plan.hosts)
         ]
-        for host in self.hosts:
-            self.timeline.at(self.rng.randint(0, 500), host.start)
+        for host, start in zip_longest(self.hosts, plan.starts[: plan.hosts]):
+            self.timeline.at(self.rng.randint(0, 500) if start is None else start, host.start)
 
     def _host_clock(self, machine: SimClock) -> SimClock:
         """The machine's own where all share it, else one that runs by itself."""
@@ -156,7 +157,8 @@ class World:
     def _slots_due(self) -> list[SlotDue]:
         due: list[SlotDue] = []
         for sim_job in self.plan.jobs:
-            versions = {job.schedule_id: job for v in (1, 0) if (job := self._resolved(sim_job, v))}
+            jobs = [self._resolved(sim_job, version) for version in (0, 1)]
+            versions = {job.schedule_id: job for job in jobs}
             stretches = [s for s in self.storage.stretches if s.job == sim_job.spec.name]
             for stretch in stretches:
                 due += self._slots_of(stretch, versions[stretch.schedule_id], len(stretches) == 1)
