@@ -53,20 +53,18 @@ class InvalidJobsError(AnarchonError):
 
 
 class UnsupportedError(AnarchonError):
-    """`backend` cannot do `feature`; `backends` can (empty: this version has it nowhere)."""
+    """`backend` cannot do `feature`; `backends` can (empty: it is not in this version)."""
 
     def __init__(self, feature: str, backend: str, backends: Sequence[str], hint: str = "") -> None:
         self.feature = feature
         self.backend = backend
         self.backends = tuple(backends)
-        who = (
-            f"backends that can: {', '.join(self.backends)}"
-            if backends
-            else "no backend has it yet"
-        )
-        super().__init__(
-            f"{feature} is not supported by {backend}; {who}" + (f"; {hint}" if hint else "")
-        )
+        if backends:
+            can = ", ".join(backends)
+            message = f"{feature} is not supported by {backend}; backends that can: {can}"
+        else:
+            message = f"{feature} is not in this version"
+        super().__init__(message + (f"; {hint}" if hint else ""))
 
 
 class NotFoundError(AnarchonError):

@@ -42,7 +42,8 @@ def test_every_bad_job_of_a_registration_is_named() -> None:
 @pytest.mark.parametrize(
     ("backends", "hint", "message"),
     [
-        ((), "", "retry is not supported by sqlite; no backend has it yet"),
+        ((), "", "retry is not in this version"),
+        ((), "leave it unset", "retry is not in this version; leave it unset"),
         (
             ("redis", "nats"),
             "leave it unset",

@@ -281,7 +281,7 @@ async def test_what_is_not_there_yet_is_refused_by_name(
     error = await error_of(getattr(sidecar.admin, method)(request_))
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert trailer(error) == "UNSUPPORTED"
-    assert f"{method} is not supported by memory" in error.details()
+    assert f"{method} is not in this version" in error.details()
 
 
 async def test_watching_runs_is_not_there_yet(sidecar: Sidecar) -> None:

@@ -202,7 +202,7 @@ async def test_what_is_not_there_yet_is_refused_not_ignored(sidecar: Sidecar) ->
     error = await refusal(sidecar, subscribe_request(queue))
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert trailer(error) == "UNSUPPORTED"
-    assert "overlap=queue is not supported by memory" in error.details()
+    assert "overlap=queue is not in this version" in error.details()
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "1.0.0", "", "new"])
