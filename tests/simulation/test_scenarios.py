@@ -451,7 +451,7 @@ def test_s20_schedules_side_by_side_are_settled_each_by_itself() -> None:
     story.at(
         21_000, lambda: everywhere(story, lambda h: set_weather(h, Weather(refused=True), 11_500))
     )
-    story.at(32_500, lambda: [set_weather(host, Weather()) for host in story.hosts])
+    story.at(32_500, lambda: everywhere(story, lambda h: set_weather(h, Weather())))
     story.play()
     ends = last_states(story)
     assert {ends[slot].reason for slot in (24_000, 25_000, 28_000, 30_000)} == {"missed"}
