@@ -25,10 +25,17 @@ def open_store(url: str, options: OpenOptions) -> Store:
     """The store that `redis://host:port/database` names, by the strategy that it asks for.
 
     Raises `StoreRefused`, without showing the URL, for a strategy that is not known or not there
-    yet, and for what the backend cannot read.
+    yet, a driver that is not installed, and for what the backend cannot read.
     """
     module = _module_of(strategy_of(url))
-    opener = import_module(f"anarchon_backends.{module}").open_store
+    try:
+        opener = import_module(f"anarchon_backends.{module}").open_store
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "redis":
+            raise
+        raise StoreRefused(
+            'the driver for Redis is not installed (no module redis): pip install "anarchon[redis]"'
+        ) from None
     return cast("Store", opener(url, options))
 
 

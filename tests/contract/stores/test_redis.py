@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -730,6 +731,14 @@ def test_a_url_names_a_server(url: str, location: str) -> None:
     assert not store.capabilities.boot_leases
     assert address_of(url).location == location
     assert "p" not in repr(address_of("redis://:p@h")).replace("port", "").split("host=")[0]
+
+
+def test_a_missing_driver_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("anarchon_backends.redis_lease")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StoreRefused, match=r"pip install \"anarchon\[redis\]\""):
+        open_store("redis://h", OpenOptions("default", FakeClock()))
 
 
 # The store's own time, and what is in it

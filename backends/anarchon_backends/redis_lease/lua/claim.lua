@@ -12,7 +12,8 @@ local function over(run, witnessed)
   return witnessed and lease_left(run) <= 0
 end
 
-local function start_attempt(claim, key, job, run)
+-- The next attempt of the run, whose earlier ones are closed. `settled`: where it moves to, if so.
+local function start_attempt(claim, key, job, run, settled)
   if run.attempt > 0 then
     local past = { attempt = text(run.attempt) }
     for name, field in pairs(CURRENT) do
@@ -21,10 +22,14 @@ local function start_attempt(claim, key, job, run)
         past[name] = value
       end
     end
-    run.past[run.attempt] = cjson.encode(past)
+    run.past = { attempt = run.attempt, record = cjson.encode(past) }
   end
   job.fence = math.max(job.fence + 1, NOW_US)
-  redis.call('HSET', key, 'fence', text(job.fence))
+  if settled then
+    redis.call('HSET', key, 'fence', text(job.fence), 'settled:' .. claim.schedule_id, text(settled))
+  else
+    redis.call('HSET', key, 'fence', text(job.fence))
+  end
   run.attempt, run.token, run.fence = run.attempt + 1, claim.token, job.fence
   run.instance_id, run.incarnation = claim.instance_id, claim.incarnation
   run.cause = claim.seen_attempt > 0 and 'takeover' or 'claim'
@@ -95,10 +100,10 @@ local function in_the_way(claim, key)
   return blocking
 end
 
--- S20: `settled` moves to the claimed slot unless a slot between is still unsettled.
-local function move_settled(claim, key, job)
+-- S20: `settled` moves to the claimed slot unless a slot between is still unsettled (nil).
+local function moved_settled(claim, job)
   if not claim.previous_slot or claim.previous_slot <= job.settled then
-    redis.call('HSET', key, 'settled:' .. claim.schedule_id, text(claim.slot))
+    return claim.slot
   end
 end
 
@@ -113,7 +118,10 @@ local function first_claim(claim, key, job)
     skipped.blocking_slot = blocking.slot
     end_run(skipped, 'skipped', 'overlap')
     save_run(key, skipped)
-    move_settled(claim, key, job)
+    local settled = moved_settled(claim, job)
+    if settled then
+      redis.call('HSET', key, 'settled:' .. claim.schedule_id, text(settled))
+    end
     return { outcome = 'skipped', run = shown(skipped) }
   end
   if not claim.may_run then
@@ -121,27 +129,32 @@ local function first_claim(claim, key, job)
   end
   local run = fresh_run(claim.job, claim.slot)
   run.trigger = 'schedule'
-  move_settled(claim, key, job)
-  return start_attempt(claim, key, job, run)
+  return start_attempt(claim, key, job, run, moved_settled(claim, job))
+end
+
+local function judge(claim, key, job)
+  local run = load_run(key, claim.job, claim.slot)
+  if run then
+    return claim_of_a_row(claim, key, job, run)
+  end
+  if not job.settled then
+    return { outcome = 'unregistered' }
+  end
+  if claim.slot > NOW + EARLY_MAX then
+    return { outcome = 'early' }
+  end
+  if claim.slot <= math.max(job.floor, job.settled) or claim.slot < NOW - claim.start_deadline_ms
+    or claim.seen_attempt > 0 then -- the run it saw has been pruned meanwhile
+    return { outcome = 'late' }
+  end
+  return first_claim(claim, key, job)
 end
 
 return reply({
   answers = answers_of(batch.items, 1, function(claim, key)
     local job = load_job(key, claim.schedule_id)
-    local run = load_run(key, claim.job, claim.slot)
-    if run then
-      return claim_of_a_row(claim, key, job, run)
-    end
-    if not job.settled then
-      return { outcome = 'unregistered' }
-    end
-    if claim.slot > NOW + EARLY_MAX then
-      return { outcome = 'early' }
-    end
-    if claim.slot <= math.max(job.floor, job.settled) or claim.slot < NOW - claim.start_deadline_ms
-      or claim.seen_attempt > 0 then -- the run it saw has been pruned meanwhile
-      return { outcome = 'late' }
-    end
-    return first_claim(claim, key, job)
+    local answer = judge(claim, key, job)
+    answer.fence = text(job.fence)
+    return answer
   end),
 })

@@ -93,12 +93,17 @@ end
 
 -- Runs --------------------------------------------------------------------------------------
 
-local function fresh_run(job, slot)
-  local run = { job = job, slot = slot, stored = {}, past = {}, new = true }
-  for field, kind in pairs(KIND) do
-    run[field] = kind == 'text' and '' or kind == 'count' and 0 or nil
+local NOTHING = { __index = {} } -- what a field is that is not there: '' or 0, or nil for a number
+for field, kind in pairs(KIND) do
+  if kind ~= 'number' then
+    NOTHING.__index[field] = kind == 'text' and '' or 0
   end
-  return run
+end
+
+-- A run is its fields, and as text those that are stored.
+local function fresh_run(job, slot)
+  local stored = { job = job, slot = text(slot) }
+  return setmetatable({ job = job, slot = slot, stored = stored, new = true }, NOTHING)
 end
 
 local function check_run(key, run)
@@ -126,46 +131,60 @@ local function load_run(job_key, job, slot)
   if not values[1] then
     return nil
   end
-  local run = { job = job, slot = slot, stored = {}, past = {} }
+  local run = fresh_run(job, slot)
+  run.new = false
   for i, field in ipairs(FIELDS) do
-    local value = values[i] or ''
-    run.stored[field] = value
-    local kind = KIND[field]
-    if kind == 'text' then
-      run[field] = value
-    else
-      run[field] = number(key, value, kind == 'count' and 0 or nil)
+    local value = values[i]
+    if value and value ~= '' then
+      run.stored[field] = value
+      run[field] = KIND[field] == 'text' and value or number(key, value)
     end
   end
   check_run(key, run)
   return run
 end
 
+-- A field as it is stored; '' where it is nothing.
 local function stored_as(field, value)
   if value == nil or (value == 0 and KIND[field] == 'count') then
     return ''
   end
-  return text(value)
+  return type(value) == 'number' and string.format('%.0f', value) or value
+end
+
+-- Brings `stored` up to date; what changed, as HSET takes it.
+local function changes_of(run)
+  local changes, stored = {}, run.stored
+  for field, value in pairs(run) do
+    if KIND[field] then
+      value = stored_as(field, value)
+      if value ~= (stored[field] or '') then
+        changes[#changes + 1] = field
+        changes[#changes + 1] = value
+        stored[field] = value
+      end
+    end
+  end
+  for field, value in pairs(stored) do
+    if run[field] == nil and value ~= '' then
+      changes[#changes + 1] = field
+      changes[#changes + 1] = ''
+      stored[field] = ''
+    end
+  end
+  return changes
 end
 
 local freed_runs = 0
 
 local function save_run(job_key, run)
-  local slot = text(run.slot)
-  local changes = {}
-  for _, field in ipairs(FIELDS) do
-    local value = stored_as(field, run[field])
-    if value ~= (run.stored[field] or '') then
-      changes[#changes + 1] = field
-      changes[#changes + 1] = value
-      run.stored[field] = value
-    end
+  local slot = run.stored.slot
+  local changes = changes_of(run)
+  if run.past then
+    changes[#changes + 1] = 'past:' .. text(run.past.attempt)
+    changes[#changes + 1] = run.past.record
+    run.past = nil
   end
-  for number_, attempt in pairs(run.past) do
-    changes[#changes + 1] = 'past:' .. text(number_)
-    changes[#changes + 1] = attempt
-  end
-  run.past = {}
   if #changes > 0 then
     redis.call('HSET', job_key .. ':' .. slot, unpack(changes))
   end
@@ -186,19 +205,9 @@ local function save_run(job_key, run)
   end
 end
 
--- The run as its fields, all text, without the empty ones.
+-- The run for an answer, as it is stored.
 local function shown(run)
-  if not run then
-    return nil
-  end
-  local fields = { job = run.job, slot = text(run.slot) }
-  for _, field in ipairs(FIELDS) do
-    local value = stored_as(field, run[field])
-    if value ~= '' then
-      fields[field] = value
-    end
-  end
-  return fields
+  return run and run.stored
 end
 
 local function unfinished(job_key)
@@ -414,7 +423,7 @@ local function answers_of(items, offset, judge)
       end
       answer = { outcome = 'broken', broken = answer.broken }
     end
-    answer.fence = fence_of(key)
+    answer.fence = answer.fence or fence_of(key)
     answers[i] = answer
   end
   return answers
