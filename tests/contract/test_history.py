@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anarchon_server.core.model import (
     AttemptCause,
     Failure,
@@ -41,6 +43,25 @@ async def test_s30_an_attempt_leaves_all_that_history_promises(
     assert two_.ended_at == shown.run.ended_at == cluster.now
     assert two_.started_at == cluster.now - 250
     assert shown.run.current == two_
+
+
+@pytest.mark.parametrize(
+    ("elapsed_ms", "began_after_ms"),
+    [(4_900, 200), (0, 5_000), (60_000, 100)],
+    ids=["as the client measured it", "not measured", "never before the claim"],
+)
+async def test_s30_a_start_is_the_earlier_of_what_was_named_and_what_was_measured(
+    cluster: Cluster, one: Node, elapsed_ms: int, began_after_ms: int
+) -> None:
+    slot = T0 + PERIOD
+    cluster.advance_to(slot + 100)
+    seen = await one.win(slot)
+    cluster.advance_to(slot + 5_000)
+    await one.renew(seen, started_at=cluster.now)
+    cluster.advance_to(slot + 5_100)
+    await one.complete(seen, Outcome(elapsed_ms=elapsed_ms))
+    (shown,) = await one.history()
+    assert shown.attempts[0].started_at == slot + began_after_ms
 
 
 async def test_s30_stack_traces_are_shown_only_where_they_are_asked_for(

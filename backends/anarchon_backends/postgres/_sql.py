@@ -440,8 +440,8 @@ BEGIN
             freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms,
             blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation,
             cause, CASE WHEN starts IS NULL THEN attempt_state ELSE 'running' END, attempt_reason,
-            claimed_at, coalesce(started_at, greatest(starts, slot)), attempt_ended_at, failure,
-            result
+            claimed_at, CASE WHEN starts IS NULL THEN started_at ELSE greatest(starts, slot) END,
+            attempt_ended_at, failure, result
         FROM plain
         ON CONFLICT (namespace, job, slot) DO UPDATE SET (version, state, lease_until,
             lease_length_ms, attempt_state, started_at) = ROW (excluded.version, excluded.state,
@@ -643,11 +643,12 @@ _FUNCTIONS = (
     _PRUNE,
 )
 
-# History. The state that is asked for is the state as shown (see `machine.view`).
+# History. The state that is asked for is the state as shown (see `machine.view`). `of_job` is a
+# condition on the job, so that each of the two has a plan of its own.
 RUNS = """
 WITH at AS MATERIALIZED (SELECT anarchon.now_us() AS now_us), page AS MATERIALIZED (
     SELECT run.* FROM anarchon.run, at
-    WHERE namespace = $1 AND ($2 = '' OR job = $2) AND slot BETWEEN $3 AND $4
+    WHERE namespace = $1 AND {of_job} AND slot BETWEEN $3 AND $4
         AND (slot, job) < ($5, $6)
         AND (cardinality($7::text[]) = 0 OR CASE
             WHEN state IN ('claimed', 'running') AND (lease_until <= now_us / 1000

@@ -519,9 +519,11 @@ def _record(run: Run, now: Moment, outcome: Outcome) -> TokenVerdict:
     failed = cancel is not None or outcome.failure is not None
     state = RunState.FAILED if failed else RunState.SUCCESS
     reason = _CANCELLED_AS[cancel] if cancel is not None else ""
-    started_at = run.current.started_at
-    if started_at is None:
-        started_at = max(run.current.claimed_at, now.at - outcome.elapsed_ms)
+    # The client's own measure is finer than the KeepAlive that first named the attempt, unless
+    # the result had to wait for the store.
+    started_at = max(run.current.claimed_at, now.at - outcome.elapsed_ms)
+    if run.current.started_at is not None:
+        started_at = min(started_at, run.current.started_at)
     current = replace(
         run.current,
         state=state,
