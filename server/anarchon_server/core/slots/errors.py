@@ -20,7 +20,7 @@ class ScheduleError(ValueError):
         self.expected = expected
 
     def __str__(self) -> str:
-        return f"{self.field} {_shown(self.value)}: {self.expected}"
+        return f"{self.field} is {_shown(self.value)}: {self.expected}"
 
 
 def _shown(value: object) -> str:

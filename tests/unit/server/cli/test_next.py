@@ -112,7 +112,7 @@ def test_h_is_drawn_from_the_jobs_name(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "message"),
     [
         (["H * * * *"], "name the job"),
-        (["60 * * * *"], "minute '60': 60 is outside 0 to 59"),
+        (["60 * * * *"], "minute is '60': 60 is outside 0 to 59"),
         (["10"], "a number needs its unit"),
         (["1ms"], "at least 100ms"),
         (["@every 10s"], "10s as text"),

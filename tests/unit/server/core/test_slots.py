@@ -292,7 +292,7 @@ def test_an_error_survives_being_copied_and_pickled() -> None:
     with pytest.raises(ScheduleError) as refused:
         Cron("60 * * * *")
     for copied in (copy.copy(refused.value), pickle.loads(pickle.dumps(refused.value))):
-        assert str(copied) == str(refused.value) == "minute '60': 60 is outside 0 to 59"
+        assert str(copied) == str(refused.value) == "minute is '60': 60 is outside 0 to 59"
         assert copied.field == "minute"
 
 
