@@ -555,12 +555,22 @@ class Holding:
         del self._results[token]
         self._drop(token)
         receipt = _receipt(answer)
-        if receipt.status is not ReceiptStatus.RECORDED:
+        done = result.completion
+        if receipt.status is ReceiptStatus.RECORDED:
+            self._context.log(
+                Level.INFO,
+                "run_ended",
+                job=done.job,
+                slot=done.slot,
+                state=receipt.state,
+                elapsed_ms=done.outcome.elapsed_ms,
+            )
+        else:
             self._context.log(
                 Level.WARNING,
                 "result_not_recorded",
-                job=result.completion.job,
-                slot=result.completion.slot,
+                job=done.job,
+                slot=done.slot,
                 status=receipt.status,
             )
         self._hand_out(result, receipt)
