@@ -736,7 +736,8 @@ def test_a_url_names_a_server(url: str, location: str) -> None:
 def test_a_missing_driver_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.startswith("anarchon_backends.redis_lease")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "redis", None)
+    for name in [each for each in sys.modules if each == "redis" or each.startswith("redis.")]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(StoreRefused, match=r"pip install \"anarchon\[redis\]\""):
         open_store("redis://h", OpenOptions("default", FakeClock()))
 
