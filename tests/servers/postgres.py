@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg
 import pytest
@@ -293,7 +294,10 @@ def new_schema(url: str = "") -> str:
 class VirtualPool(Pool):
     """Connections on which the server's clock is that of the tests."""
 
-    clock: Any
+    def __init__(self, store: PostgresStore, options: OpenOptions) -> None:
+        super().__init__(store._address, options.op_timeout_ms, store._check_connection)
+        self._clock = options.clock
+        self._told: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     async def connect(self) -> Any:
         connection = await super().connect()
@@ -302,14 +306,15 @@ class VirtualPool(Pool):
 
     async def _take(self) -> Any:
         connection = await super()._take()
-        await connection.execute(f"SET anarchon.us = '{self.clock.wall_us()}'")
+        now_us = self._clock.wall_us()
+        if self._told.get(connection) != now_us:
+            await connection.execute(f"SET anarchon.us = '{now_us}'")
+            self._told[connection] = now_us
         return connection
 
 
 def open_virtual(url: str, options: OpenOptions) -> Store:
     """A store whose server tells the time of `options.clock`, read when a call begins."""
     store = PostgresStore(address_of(url), options)
-    pool = VirtualPool(store._address, options.op_timeout_ms, store._check_connection)
-    pool.clock = options.clock
-    store._pool = pool
+    store._pool = VirtualPool(store, options)
     return store

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -50,6 +51,7 @@ from anarchon_server.core import store as port
 _T = TypeVar("_T")
 _A = TypeVar("_A")
 
+_OPEN_S = 10.0  # how long opening may wait for others that make the schema
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
 
 
@@ -96,15 +98,16 @@ class PostgresStore:
         return start.report
 
     async def _start(self, start: Start) -> None:
-        connection = await self._pool.connect()
-        try:
-            await start.run(connection, self._options.clock)
-        finally:
-            await end(connection)
-        self._store_id = start.store_id
-        if not self._address.pooled:
-            await self._listen()
-        self._pool.start()
+        async with asyncio.timeout(max(_OPEN_S, self._options.op_timeout_ms / 1_000)):
+            connection = await self._pool.connect()
+            try:
+                await start.run(connection, self._options.clock)
+            finally:
+                await end(connection)
+            self._store_id = start.store_id
+            if not self._address.pooled:
+                await self._listen()
+            self._pool.start()
 
     async def _check_connection(self, connection: asyncpg.Connection) -> None:
         schema, location = self._address.schema, self._address.location
@@ -186,10 +189,9 @@ class PostgresStore:
 
     async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
         """First attempts and takeovers."""
-        jobs = [claim.job for claim in claims]
-        single = {job for job in set(jobs) if jobs.count(job) == 1} if claims else set()
+        of_job = Counter(claim.job for claim in claims)
         plain = [
-            not claim.seen_attempt and claim.may_run and claim.job in single for claim in claims
+            not claim.seen_attempt and claim.may_run and of_job[claim.job] == 1 for claim in claims
         ]
         sql = self._call("claim", _CLAIM_TYPES)
         values = [*zip(*map(_claim_values, claims), strict=True)] or [()] * 12
@@ -446,7 +448,8 @@ class PostgresStore:
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
-        sql = in_schema(RUNS.format(**NUMBERS), self._address.schema)
+        of_job = "job = $2" if query.job else "$2 = ''"
+        sql = in_schema(RUNS.format(of_job=of_job, **NUMBERS), self._address.schema)
         lowest = [s for s in (query.slot, query.from_slot) if s is not None]
         highest = [
             s for s in (query.slot, query.until_slot and query.until_slot - 1) if s is not None

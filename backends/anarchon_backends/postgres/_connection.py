@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 CONNECTIONS = 3  # claims, heartbeats and results do not wait for each other
 _REPEATS = 5  # of a call that the server rolled back because of others
 _CLOSE_S = 1.0
+_CONNECT_S = 10.0  # at most; a call's own time bounds it too
 
 # What the URL may say besides where the server is, in the words of libpq.
 _LIBPQ = frozenset(
@@ -150,7 +151,7 @@ class Pool:
         }
         connection = await asyncpg.connect(
             self._address.dsn,
-            timeout=self._timeout_ms / 1_000,
+            timeout=_CONNECT_S,
             statement_cache_size=0 if pooled else 200,
             max_cached_statement_lifetime=0,
             server_settings={"application_name": "anarchon"} if pooled else session,
@@ -318,6 +319,8 @@ async def answer_of(work: Awaitable[Any], location: str, remedy: Sequence[tuple[
             error,
             OSError
             | asyncpg.CannotConnectNowError
+            | asyncpg.QueryCanceledError
+            | asyncpg.LockNotAvailableError
             | asyncpg.TooManyConnectionsError
             | asyncpg.AdminShutdownError
             | asyncpg.CrashShutdownError

@@ -182,7 +182,9 @@ class Start:
         lock = "SELECT pg_catalog.pg_advisory_xact_lock($1, pg_catalog.hashtext($2))"
         try:
             async with connection.transaction():
-                await connection.execute("SET LOCAL lock_timeout = 0")
+                await connection.execute(
+                    "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
+                )
                 await connection.execute(lock, _CREATING, self._schema)
                 if await self._version(connection) is not None:
                     return
