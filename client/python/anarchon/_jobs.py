@@ -1,15 +1,16 @@
 """Jobs: a function in, a job spec out, checked as early as can be. Imports the standard library and
 the wire's messages.
 
-What needs a calendar (the whole grammar of cron, zones, the shortest gap of a cron schedule) is
-left to the sidecar, which checks every spec at registration.
+Of a cron expression the number of fields and plain numbers are checked here. What needs the whole
+grammar or a calendar (also zones, and the shortest gap of a cron schedule) is left to the sidecar,
+which checks every spec at registration.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypedDict, TypeVar, Unpack
@@ -28,7 +29,16 @@ _PERIOD_MIN, _PERIOD_MAX = timedelta(milliseconds=100), timedelta(days=366)
 _LEASE_MIN, _LEASE_MAX = timedelta(seconds=3), timedelta(hours=1)
 _HEARTBEATS_A_LEASE = 3
 _EXPRESSION_MAX = 1_000
-_CRON_FIELDS = (5, 6)
+# Name, least, most, and how the sidecar writes the range.
+_CRON_FIELDS = (
+    ("second", 0, 59, "0 to 59"),
+    ("minute", 0, 59, "0 to 59"),
+    ("hour", 0, 23, "0 to 23"),
+    ("day of month", 1, 31, "1 to 31"),
+    ("month", 1, 12, "1 to 12 or JAN to DEC"),
+    ("day of week", 0, 7, "0 to 7 or SUN to SAT"),
+)
+_CRON_NUMBERS = re.compile(r"([0-9]{1,2})(?:-([0-9]{1,2}))?(?:/[0-9]+)?")
 _LABELS_MAX, _LABEL_MAX_BYTES = 16, 128
 # Where a decorated function keeps its job; the function itself stays as it was.
 _ATTRIBUTE = "__anarchon_job__"
@@ -126,8 +136,8 @@ class Cron:
     """A calendar: due whenever the wall clock of the zone `tz` matches `expression`.
 
     `expression` has five fields, or six with seconds first, or is an alias such as "@daily"; `tz`
-    is an IANA name such as "Europe/Athens", default "UTC". Raises `JobError` for what can be seen
-    without a calendar; the sidecar checks the rest at registration.
+    is an IANA name such as "Europe/Athens", default "UTC". Raises `JobError` for a wrong number of
+    fields and for numbers out of range; the sidecar checks the rest at registration.
     """
 
     expression: str
@@ -513,12 +523,26 @@ def _check_expression(expression: object) -> None:
         raise JobError(f"{what}: must be a text of at most {_EXPRESSION_MAX:,} characters")
     if expression.strip().startswith("@every"):
         raise JobError(f'{what}: use every("10s")')
-    fields = expression.split()
-    is_alias = len(fields) == 1 and fields[0].startswith("@")
-    if not is_alias and len(fields) not in _CRON_FIELDS:
+    texts = expression.split()
+    if len(texts) == 1 and texts[0].startswith("@"):
+        return
+    fields = _CRON_FIELDS[-len(texts) :]
+    if not len(texts) == len(fields) >= len(_CRON_FIELDS) - 1:
         raise JobError(
-            f"{what}: must have five fields, or six with seconds first; it has {len(fields)}"
+            f"{what}: must have five fields, or six with seconds first; it has {len(texts)}"
         )
+    for (name, low, high, wanted), text in zip(fields, texts, strict=True):
+        for number in _plain_numbers(text):
+            if not low <= number <= high:
+                outside = f"{number} is outside {wanted}"
+                raise JobError(f"{what}: {name} is {text!r:.80}: {outside}")
+
+
+def _plain_numbers(text: str) -> Iterator[int]:
+    """Yield the values of a cron field that are mere numbers, also those that bound a range."""
+    for item in text.split(","):
+        if match := _CRON_NUMBERS.fullmatch(item):
+            yield from (int(number) for number in match.groups() if number)
 
 
 def _duration(field: str, value: object) -> timedelta:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +184,32 @@ def test_a_bad_schedule_is_refused(make: Callable[[], object], message: str) -> 
     with pytest.raises(JobError) as raised:
         make()
     assert message in str(raised.value)
+
+
+VECTORS = Path(__file__).parents[2] / "conformance" / "vectors"
+
+
+def test_a_number_out_of_range_is_refused_where_it_is_written_in_the_sidecars_words() -> None:
+    cases = json.loads((VECTORS / "refused.json").read_text())["cases"]
+    seen = 0
+    for case in cases:
+        number, _, _ = case["why"].partition(" is outside ")
+        if number == case["why"] or f"{number}L" in case["expression"] or "W" in case["expression"]:
+            continue
+        with pytest.raises(JobError) as raised:
+            cron(case["expression"])
+        said = str(raised.value)
+        assert said.startswith(f"cron expression {case['expression']!r}: {case['field']} is '")
+        assert said.endswith(f": {case['why']}")
+        seen += 1
+    assert seen >= 9
+
+
+def test_every_schedule_that_a_sidecar_takes_can_be_written() -> None:
+    cases = json.loads((VECTORS / "crons.json").read_text())["cases"]
+    for case in cases:
+        Cron(case["schedule"], tz=case["time_zone"])
+    assert len(cases) > 300
 
 
 def takes_two(ctx: object, other: object) -> None: ...
