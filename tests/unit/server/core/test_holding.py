@@ -618,6 +618,17 @@ def test_s21_the_store_knows_of_a_timeout_before_the_run_is_left_to_its_lease(gr
     assert current(world.run(60_000)) == (1, "failed", "timeout")
 
 
+def test_s25_a_timeout_after_the_session_was_lost_has_nobody_to_tell() -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=17_000))
+    client.next_at = None
+    world.run_until(78_000)
+    assert sidecar.logged("session_lost")
+    assert sidecar.logged("run_cancelled")
+    assert client.cancelled == []
+    world.run_until(81_000)
+    assert current(world.run(60_000)) == (1, "interrupted", "runner_lost")
+
+
 def test_s21a_a_result_within_the_grace_ends_it() -> None:
     world, sidecar, client = running(TIMED)
     world.run_until(67_500)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anarchon_server.core.limits import MISSED_LISTED_MAX, PLAN_BATCH
-from anarchon_server.core.messages import CallStore, Method
+from anarchon_server.core.messages import CallStore, Method, Suspended
 from anarchon_server.core.model import CronSchedule, Definition, JobSpec
 from anarchon_server.core.slots import Every
 from anarchon_server.core.slots.cron import HORIZON_S
@@ -268,14 +268,17 @@ def test_s7_a_schedule_without_a_slot_left_is_at_rest() -> None:
     assert len(sidecar.claims) == 1
 
 
-def test_s7_a_job_that_comes_after_its_last_slot_waits_for_nothing() -> None:
-    world = near_the_horizon(5_000)
+def test_s7_a_suspension_after_the_last_slot_finds_nothing_to_come() -> None:
+    world = near_the_horizon(60_000)
     sidecar = Sidecar(world)
     sidecar.host_offset = world.store_step
-    client = sidecar.ready_client(JobSpec("last", CronSchedule("30 59 23 * * *"), jitter_ms=0))
-    world.run_until(4_000)
-    assert (sidecar.claims, client.running) == ([], {})
-    assert registered(sidecar)[-1] == ["last"]
+    sidecar.ready_client(JobSpec("last", CronSchedule("30 59 23 * * *"), jitter_ms=0), lasts_ms=1)
+    world.run_until(40_000)
+    assert len(sidecar.claims) == 1
+    sidecar.feed(Suspended(100))
+    world.run_until(59_000)
+    assert len(sidecar.claims) == 1
+    assert len(world.slots("last")) == 1
 
 
 # --- Missed slots ------------------------------------------------------------------------
