@@ -1,6 +1,6 @@
 """A store in a Redis or Valkey server, by the strategy `lease`.
 
-Atomic here: each call of the port is one Lua script (`lua/`), or one for every 500 items of a long
+Atomic here: each call of the port is one Lua script (`lua/`), or one for every 250 items of a long
 batch; the server runs nothing else meanwhile, so read, decide and write are one step. The scripts
 say what `machine` says. Whose clock decides: the server's `TIME`, read inside the script, for slots
 and for leases; it may be stepped, so a takeover needs the second witness (S19, CLOCK_STEP). What it

@@ -14,7 +14,7 @@ from anarchon_server.core import store as port
 
 _T = TypeVar("_T")
 
-ITEMS = 500  # a script blocks the server while it runs: at most so many items a call ...
+ITEMS = 250  # a script blocks the server while it runs: at most so many items a call ...
 BYTES = 1 << 20  # ... and about so much text
 
 # Batches -----------------------------------------------------------------------------------
