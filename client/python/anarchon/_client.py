@@ -132,9 +132,8 @@ class AnarchonClient:
     def subscribe(self, handlers: Handlers) -> Subscription:
         """Start running `handlers`, at once, and return the subscription.
 
-        `handlers` are functions decorated with `@every` or `@cron`, and `Job`s; or a mapping of
-        names to functions, whose schedules are in the sidecar's configuration. With a running event
-        loop everything happens on that loop, otherwise on one in a thread of its own.
+        `handlers` are functions decorated with `@every` or `@cron`, and `Job`s. With a running
+        event loop everything happens on that loop, otherwise on one in a thread of its own.
 
         A sidecar that is not there is no error: it is looked for until there is one. Raises
         `JobError` for what is wrong with a handler, `ClientError` for what is set up wrongly, and

@@ -7,7 +7,7 @@ AnarchonError
 ├── SidecarError                  what the sidecar answered, or that it did not
 │   ├── SidecarUnavailableError   not there, or not now: tried again by itself
 │   ├── RefusedError              this request will never be accepted: change it
-│   │   ├── UnsupportedError      the sidecar's backend cannot do it
+│   │   ├── UnsupportedError      the sidecar's backend or version cannot do it
 │   │   ├── VersionError          client and sidecar are too far apart
 │   │   └── CredentialsError      the call token is missing or wrong
 │   ├── NotFoundError             no such job, run or instance
@@ -17,7 +17,8 @@ AnarchonError
 │   └── LeaseLost                 ... and no longer ours: no further step may be taken
 │       └── Fenced                ... because another attempt has begun
 ├── NotConfirmedError             raised by `ctx.confirm()`: could not be confirmed now
-├── Retry                         raise it in a handler: failed, try again after that long
+├── Retry                         raise it in a handler: failed, try again after that long (not
+│                                 in this version: the run has failed)
 └── Permanent                     raise it in a handler: failed, do not try again
 """
 
@@ -66,7 +67,10 @@ class RefusedError(SidecarError):
 
 
 class UnsupportedError(RefusedError):
-    """The backend behind the sidecar cannot do what was asked; the message says which can."""
+    """The backend behind the sidecar cannot do what was asked, or this version cannot.
+
+    The message says which backends can.
+    """
 
 
 class VersionError(RefusedError):
@@ -175,8 +179,8 @@ class Retry(AnarchonError):  # noqa: N818 - a handler says what it wants
     """Raised by a handler: the attempt failed; try again after `after`.
 
     `after` replaces the policy's pause before the next retry, and must be more than zero; `None`
-    leaves it to the policy. Whether there is a next retry is the policy's to say: `retries=`.
-    Raises `JobError` for a bad duration.
+    leaves it to the policy. Whether there is a next retry is the policy's to say, and this version
+    has none: the run has failed. Raises `JobError` for a bad duration.
     """
 
     def __init__(self, message: str = "", *, after: Duration | None = None) -> None:
@@ -192,4 +196,7 @@ class Retry(AnarchonError):  # noqa: N818 - a handler says what it wants
 
 
 class Permanent(AnarchonError):  # noqa: N818 - a handler says what it wants
-    """Raised by a handler: the attempt failed, and trying again is of no use."""
+    """Raised by a handler: the attempt failed, and trying again is of no use.
+
+    This version never tries a failed run again.
+    """

@@ -20,7 +20,7 @@ from anarchon._errors import JobError
 from anarchon.v1 import job_pb2
 
 Handler = Callable[..., object]
-Handlers = Iterable["Handler | Job"] | Mapping[str, Handler]
+Handlers = Iterable["Handler | Job"]
 _H = TypeVar("_H", bound=Handler)
 
 JOBS_MAX = 10_000
@@ -59,7 +59,8 @@ _CATCH_UP = {
 class Policies(TypedDict, total=False):
     """What one may say of a job besides its schedule. What is left out, the sidecar decides.
 
-    Durations are `timedelta` or texts such as "1h30m", in whole milliseconds.
+    Durations are `timedelta` or texts such as "1h30m", in whole milliseconds. What is said to be
+    not in this version, the sidecar refuses.
     """
 
     jitter: Duration
@@ -73,14 +74,14 @@ class Policies(TypedDict, total=False):
     """How long a runner is believed after its last heartbeat, 3 s to 1 h. Default: 30 s."""
     overlap: Literal["skip", "allow", "queue", "cancel"]
     """What a slot does that finds another run unfinished. Default: "skip" where the store keeps
-    leases, else "allow"."""
+    leases, else "allow". "queue" and "cancel" are not in this version."""
     catch_up: Literal["none", "latest", "all"]
-    """Which slots are run that came due while nobody could. Default: the sidecar's; in this
-    version "none"."""
+    """Which slots are run that came due while nobody could. Default: "none". "latest" and "all"
+    are not in this version."""
     catch_up_window: Duration
-    """No slot older than this is caught up. Default: 24 h."""
+    """No slot older than this is caught up, nor a run taken over. Default: 24 h."""
     catch_up_limit: int
-    """No more slots than this are caught up. Default: 100."""
+    """No more slots than this are caught up. Default: 100. Not in this version."""
     start_deadline: Duration
     """A slot that nobody claimed for this long is missed. Default: the gap to the next slot, at
     most 60 s, at least jitter + 5 s."""
@@ -88,7 +89,8 @@ class Policies(TypedDict, total=False):
     """Attempts a run may have because its runners died, froze or were cut off, 1 to 1,000.
     Default: 3."""
     retries: int
-    """Attempts that follow failed ones, 0 to 100. Default: 0, a failure is final."""
+    """Attempts that follow failed ones, 0 to 100. Default: 0, a failure is final. More, and the
+    next three, are not in this version."""
     retry_delay: Duration
     """The pause before the first retry. Each is drawn from 50 % to 100 % of it. Default: 1 s."""
     retry_factor: float
@@ -105,6 +107,12 @@ class Policies(TypedDict, total=False):
     stop_grace: Duration
     """How long a running handler may go on when its instance stops. Default, and at most: the
     instance's own grace, 20 s."""
+
+
+# Policies of which this version has only the default: nothing to recommend.
+_NOT_IN_THIS_VERSION = frozenset(
+    {"catch_up", "catch_up_limit", "retries", "retry_delay", "retry_factor", "retry_max_delay"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +161,8 @@ class Job:
 
     `name` (default: the function's `__name__`) identifies the job in the store, and must be the
     same on every instance and in every deploy: 1 to 128 characters of letters, digits and
-    `. _ - : /`, starting with a letter or digit. Without a `schedule` the sidecar's configuration
-    must have one for that name. `policies` are those of `Policies`. Raises `JobError`.
+    `. _ - : /`, starting with a letter or digit. `policies` are those of `Policies`. Raises
+    `JobError`.
     """
 
     __slots__ = ("handler", "is_async", "name", "spec", "takes_context")
@@ -162,7 +170,7 @@ class Job:
     def __init__(
         self,
         handler: Handler,
-        schedule: Every | Cron | None = None,
+        schedule: Every | Cron,
         *,
         name: str | None = None,
         **policies: Unpack[Policies],
@@ -212,12 +220,9 @@ def cron(
 
 def collect(handlers: Handlers) -> dict[str, Job]:
     """Return the jobs of what `subscribe` was given, by name. Raises `JobError`."""
-    if isinstance(handlers, Mapping):
-        jobs = [_offer(name, handler) for name, handler in handlers.items()]
-    elif isinstance(handlers, str | Job) or not isinstance(handlers, Iterable):
-        raise JobError(f"handlers must be a list or a mapping of handlers, not {handlers!r}")
-    else:
-        jobs = [_job_of(handler) for handler in handlers]
+    if isinstance(handlers, str | Mapping | Job) or not isinstance(handlers, Iterable):
+        raise JobError(f"handlers must be a list of handlers, not {handlers!r:.80}")
+    jobs = [_job_of(handler) for handler in handlers]
     if not 1 <= len(jobs) <= JOBS_MAX:
         raise JobError(f"{len(jobs)} handlers given: must be 1 to {JOBS_MAX:,}")
     by_name: dict[str, Job] = {}
@@ -296,19 +301,10 @@ def _job_of(handler: Handler | Job) -> Job:
     plan = _plan_of(handler)
     if plan is None:
         raise JobError(
-            f"{_described(handler)} has no schedule: decorate it with @every or @cron, give "
-            'Job(handler, schedule), or {"name": handler} where the sidecar is configured for it'
+            f"{_described(handler)} has no schedule: decorate it with @every or @cron, or give "
+            "Job(handler, schedule)"
         )
     return plan.job(handler)
-
-
-def _offer(name: str, handler: Handler | Job) -> Job:
-    if isinstance(handler, Job) or _plan_of(handler) is not None:
-        raise JobError(
-            f"{name!r}: {_described(handler)} has a schedule of its own: give it in a list; the "
-            "handlers of a mapping take schedule and policies from the sidecar's configuration"
-        )
-    return Job(handler, name=name)
 
 
 def _shape(handler: object) -> tuple[bool, bool]:
@@ -367,12 +363,12 @@ def _described(handler: object) -> str:
 # ── Specs ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _make_spec(name: str, schedule: Every | Cron | None, policies: Policies) -> job_pb2.JobSpec:
+def _make_spec(name: str, schedule: object, policies: Policies) -> job_pb2.JobSpec:
     unknown = sorted(set(policies) - set(Policies.__annotations__))
     if unknown:
-        known = ", ".join(sorted(Policies.__annotations__))
+        known = ", ".join(sorted(set(Policies.__annotations__) - _NOT_IN_THIS_VERSION))
         raise JobError(f"no such policy: {', '.join(unknown)}; there are {known}")
-    spec = job_pb2.JobSpec(name=name, by_name=schedule is None)
+    spec = job_pb2.JobSpec(name=name)
     match schedule:
         case Every():
             spec.every.period.FromTimedelta(_duration("period", schedule.period))
@@ -381,8 +377,6 @@ def _make_spec(name: str, schedule: Every | Cron | None, policies: Policies) -> 
         case Cron():
             spec.cron.expression = schedule.expression.strip()
             spec.cron.time_zone = schedule.tz
-        case None:
-            pass
         case _:
             raise JobError(f"schedule {schedule!r}: must be Every(...) or Cron(...)")
     _set_durations(spec, policies)
@@ -488,7 +482,7 @@ def _is_label(text: object) -> bool:
     return isinstance(text, str) and len(text.encode(errors="replace")) <= _LABEL_MAX_BYTES
 
 
-def _check_relations(spec: job_pb2.JobSpec, schedule: Every | Cron | None) -> None:
+def _check_relations(spec: job_pb2.JobSpec, schedule: object) -> None:
     if isinstance(schedule, Every) and spec.HasField("jitter"):
         jitter, period = spec.jitter.ToTimedelta(), _duration("period", schedule.period)
         if jitter >= period:

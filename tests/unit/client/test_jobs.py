@@ -76,11 +76,6 @@ def test_one_function_may_be_two_jobs() -> None:
     assert repr(jobs["a"]) == "Job('a')"
 
 
-def test_a_mapping_offers_handlers_by_name() -> None:
-    spec = collect({"sync": nothing})["sync"].spec
-    assert spec == job_pb2.JobSpec(name="sync", by_name=True)
-
-
 def test_policies_become_the_spec() -> None:
     spec = spec_of(
         jitter="1s",
@@ -151,7 +146,7 @@ def test_what_is_not_said_is_left_to_the_sidecar() -> None:
         ({"labels": {"a": "ü" * 65}}, "at most 128 bytes"),
         ({"labels": {str(n): "" for n in range(17)}}, "17 labels: must be at most 16"),
         ({"start_deadline": "1ms"}, "start_deadline 1ms: must be 1s to"),
-        ({"retry": 3}, "no such policy: retry; there are cancel_grace, catch_up"),
+        ({"retry": 3}, "no such policy: retry; there are cancel_grace, catch_up_window"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
@@ -178,6 +173,7 @@ def test_a_bad_policy_is_refused_by_name_and_value(policies: dict[str, Any], mes
         (lambda: cron("0 8 * * *", tz=""), 'must be an IANA name such as "Europe/Athens"'),
         (lambda: cron("0 8 * * *", tz="Europe Athens"), "must be an IANA name"),
         (lambda: Job(nothing, "10s"), "must be Every(...) or Cron(...)"),  # type: ignore[arg-type]
+        (lambda: Job(nothing, None), "schedule None: must be Every"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_schedule_is_refused(make: Callable[[], object], message: str) -> None:
@@ -297,20 +293,26 @@ def test_what_cannot_be_decorated_says_what_to_do() -> None:
         every("1s")(print)
 
 
-@pytest.mark.parametrize("handlers", [nothing, "nothing", 3, Job(nothing, Every("1s"))])
-def test_handlers_must_be_a_list_or_a_mapping(handlers: Any) -> None:
-    with pytest.raises(JobError, match="must be a list or a mapping"):
+@pytest.mark.parametrize(
+    "handlers", [nothing, "nothing", 3, Job(nothing, Every("1s")), {"sync": nothing}]
+)
+def test_handlers_must_be_a_list(handlers: Any) -> None:
+    with pytest.raises(JobError, match="must be a list of handlers"):
         collect(handlers)
 
 
 def test_a_handler_without_a_schedule_says_what_to_do() -> None:
-    with pytest.raises(JobError, match="decorate it with @every or @cron"):
+    with pytest.raises(JobError) as raised:
         collect([nothing])
+    advice = "decorate it with @every or @cron, or give Job(handler, schedule)"
+    assert str(raised.value).endswith(f"nothing has no schedule: {advice}")
 
 
-def test_a_mapping_of_decorated_handlers_is_refused() -> None:
-    with pytest.raises(JobError, match="has a schedule of its own"):
-        collect({"sync": every("10s")(lambda_named())})
+def test_what_is_not_in_this_version_is_not_recommended() -> None:
+    with pytest.raises(JobError) as raised:
+        spec_of(retry=3)
+    assert "retries" not in str(raised.value)
+    assert "catch_up," not in str(raised.value)
 
 
 def test_no_handlers_at_all_are_refused() -> None:
