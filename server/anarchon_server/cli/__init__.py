@@ -7,10 +7,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
+from typing import NoReturn
 
 USAGE_ERROR = 2
 
@@ -26,6 +28,18 @@ _COMMANDS = {
 """Subcommand -> what it is for. Each is a module here with `add_parser(subparsers)` and
 `run(args) -> int`.
 """
+
+_MEANT = {
+    "--address": "--listen",
+    "--count": "-n",
+    "--host": "--listen",
+    "--limit": "-n",
+    "--port": "--listen",
+    "--time-zone": "--tz",
+    "--timezone": "--tz",
+    "--zone": "--tz",
+}
+"""What other programs call a flag -> what it is called here, in the subcommands that have it."""
 
 _OURS = ("anarchon_server", "anarchon_backends", "anarchon")
 
@@ -56,8 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: list[str]) -> int:
     module = _module_of(command)
-    parser = _parser(command, module)
-    args = parser.parse_args(arguments)
+    parser, subparsers = _parser(command, module)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # Not by the parser of all: its usage says nothing about the subcommand.
+        _refuse(subparsers.get(command, parser), unknown)
     if module is None:
         parser.print_help()
         return USAGE_ERROR
@@ -69,19 +86,45 @@ def _module_of(command: str) -> ModuleType | None:
     return import_module(f"anarchon_server.cli.{command}") if command in _COMMANDS else None
 
 
-def _parser(command: str, module: ModuleType | None) -> argparse.ArgumentParser:
+def _parser(
+    command: str, module: ModuleType | None
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Return the parser, and that of each subcommand."""
+    width = max(map(len, _COMMANDS))
     parser = argparse.ArgumentParser(
         prog="anarchon",
+        usage="%(prog)s [-h] [--version] COMMAND ...",
         description="Scheduled jobs in services with many instances, each scheduled time on one.",
+        epilog="commands:\n"
+        + "".join(f"  {name:<{width}}  {about}\n" for name, about in _COMMANDS.items())
+        + "\nanarchon COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"anarchon {version('anarchon')}")
-    subparsers = parser.add_subparsers(metavar="COMMAND")
-    for name, about in _COMMANDS.items():
+    # Not listed by argparse, which breaks the line after the longest name.
+    subparsers = parser.add_subparsers(
+        prog="anarchon", metavar="COMMAND", dest="command", help=argparse.SUPPRESS
+    )
+    for name in _COMMANDS:
         if name == command and module is not None:
             module.add_parser(subparsers)
         else:
-            subparsers.add_parser(name, help=about, add_help=False)
-    return parser
+            subparsers.add_parser(name, add_help=False)
+    return parser, subparsers.choices
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Exit with 2: the subcommand's usage, what is wrong, and what may have been meant."""
+    # argparse has no public list of a parser's flags.
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    wrong = ([text for text in unknown if text.startswith("-")] or unknown)[0]
+    name = wrong.partition("=")[0]
+    if not name.startswith("-"):
+        hint = f": did you mean --job {wrong}?" if "--job" in flags else ""
+        parser.error(f"{wrong!r} is one argument too many{hint}")
+    close = [_MEANT[name]] if _MEANT.get(name) in flags else get_close_matches(name, flags, n=1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    parser.error(f"there is no flag {name}{hint}")
 
 
 def _say_what_to_install(command: str, error: ModuleNotFoundError) -> int:
@@ -92,8 +135,8 @@ def _say_what_to_install(command: str, error: ModuleNotFoundError) -> int:
         print(f"anarchon {command}: is not in this version", file=sys.stderr)
         return USAGE_ERROR
     print(
-        f"anarchon {command}: needs a part that is not installed (no module {missing}): "
-        'pip install "anarchon[server]"',
+        f'anarchon {command}: needs the extra "server": pip install "anarchon[server]", '
+        'or pip install ".[server]" in a clone',
         file=sys.stderr,
     )
     return USAGE_ERROR

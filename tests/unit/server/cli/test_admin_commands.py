@@ -99,7 +99,8 @@ async def test_runs_are_a_table_for_people(
 
 
 def runs_args(*flags: str) -> Any:
-    return cli._parser("runs", runs).parse_args(["runs", *flags])
+    parser, _ = cli._parser("runs", runs)
+    return parser.parse_args(["runs", *flags])
 
 
 def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(

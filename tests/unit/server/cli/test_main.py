@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -26,7 +27,7 @@ def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture
     assert cli.main([]) == USAGE_ERROR
     shown = capsys.readouterr().out
     for command in ("serve", "next", "jobs", "runs", "instances", "health", "demo"):
-        assert f"\n    {command}" in shown
+        assert re.search(rf"^  {command} +\w", shown, re.MULTILINE)
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(
@@ -36,6 +37,29 @@ def test_an_unknown_command_is_refused_with_the_known_ones(
         cli.main(["srve"])
     assert ended.value.code == USAGE_ERROR
     assert "'serve'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--port", "7420"], "there is no flag --port: did you mean --listen?"),
+        (["next", "10s", "--zone", "UTC"], "there is no flag --zone: did you mean --tz?"),
+        (["runs", "--limt=3"], "there is no flag --limt: did you mean --limit?"),
+        (["runs", "sync"], "'sync' is one argument too many: did you mean --job sync?"),
+        (["jobs", "sync"], "'sync' is one argument too many"),
+        (["health", "--xyzzy"], "there is no flag --xyzzy"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_flag_is_refused_with_the_subcommands_usage_and_what_was_meant(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == USAGE_ERROR
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"usage: anarchon {arguments[0]} [-h]")
+    assert lines[-1] == f"anarchon {arguments[0]}: error: {said}"
 
 
 def test_help_of_a_command_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,8 +82,8 @@ def test_a_missing_extra_is_named_with_what_to_install(
     monkeypatch.setattr(cli, "import_module", missing)
     assert cli.main(["health"]) == USAGE_ERROR
     assert capsys.readouterr().err == (
-        "anarchon health: needs a part that is not installed (no module grpc_health): "
-        'pip install "anarchon[server]"\n'
+        'anarchon health: needs the extra "server": pip install "anarchon[server]", '
+        'or pip install ".[server]" in a clone\n'
     )
 
 
