@@ -17,6 +17,7 @@ from anarchon_server.core.slots import (
     ScheduleError,
     Zone,
     format_duration,
+    parse_duration_ms,
     parse_schedule,
     zone_named,
 )
@@ -25,10 +26,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 _HORIZON = datetime(2200, 1, 1, tzinfo=UTC)
 _MOST_SLOTS = 1_000_000
+_DAY_MS = 86_400_000
+_ANY_JOB = "job"
 
 _DESCRIPTION = """\
-Print the next slots of a schedule, as every instance computes them: local time with its offset,
-UTC, milliseconds since the epoch, the gap since the slot before, and what a clock change did to it.
+Print the next slots of a schedule, as every instance computes them: local time with its offset
+(with --tz), UTC, milliseconds since the epoch, the gap since the slot before, and what a clock
+change did to it.
 
 SCHEDULE is a grid such as 10s or 1h30m, or a cron expression in quotes such as "0 8 * * *".
 """
@@ -57,7 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show slots later than this, as in 2026-10-25T00:30:00Z; without an offset it is UTC "
         "(default: now)",
     )
-    parser.add_argument("-n", metavar="N", default="10", help="how many slots (default: 10)")
+    parser.add_argument(
+        "-n", metavar="N", default="10", help=f"how many slots, 1 to {_MOST_SLOTS} (default: 10)"
+    )
     parser.add_argument("--job", metavar="NAME", help="the job's name, which H is drawn from")
     parser.add_argument("--json", action="store_true", help="print one object a line")
     parser.set_defaults(run=run)
@@ -67,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry the subcommand out. Returns the exit status: 2 for bad input."""
     try:
         zone = zone_named("UTC" if args.tz is None else args.tz)
-        schedule = parse_schedule(_one_text(args.schedule), zone.name, args.job)
+        schedule = _parse_schedule(_one_text(args.schedule), zone, args.job)
         after_ms = _parse_after(args.after)
         count = _parse_count(args.n)
     except ScheduleError as error:
@@ -79,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(_as_object(schedule, zone, slot)))
     else:
         _print_heading(schedule, after_ms)
-        _print_table(schedule, zone, slots, count)
+        _print_table(schedule, None if args.tz is None else zone, slots, count)
     return 0
 
 
@@ -94,6 +100,32 @@ def _one_text(texts: list[str]) -> str:
             "put a cron expression in quotes, as one argument",
         )
     return texts[0]
+
+
+def _parse_schedule(text: str, zone: Zone, job: str | None) -> Schedule:
+    """Return the schedule; what is given beside the text here is asked for by its flag."""
+    if "TZ=" in text:
+        expected = "the zone is not part of the text: give it with --tz ZONE"
+        raise ScheduleError("schedule", text, expected)
+    grid = re.fullmatch(r"@?every\s+(\S+)", text.strip(), re.IGNORECASE)
+    if grid and _is_duration(grid[1]):
+        raise ScheduleError("schedule", text, f"a grid is its period alone: write {grid[1]}")
+    try:
+        return parse_schedule(text, zone.name, job)
+    except ScheduleError:
+        if job is None:
+            parse_schedule(text, zone.name, _ANY_JOB)  # raises what is wrong for every job
+            expected = "H is drawn from the job's name: give it with --job NAME"
+            raise ScheduleError("schedule", text, expected) from None
+        raise
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        parse_duration_ms(text)
+    except ScheduleError:
+        return False
+    return True
 
 
 def _parse_after(text: str | None) -> int:
@@ -143,18 +175,26 @@ def _print_heading(schedule: Schedule, after_ms: int) -> None:
     print()
 
 
-def _print_table(schedule: Schedule, zone: Zone, slots: Iterator[int], count: int) -> None:
-    print(f"{'local':<25}  {'UTC':<20}  {'slot':>13}  gap")
+def _print_table(schedule: Schedule, zone: Zone | None, slots: Iterator[int], count: int) -> None:
+    """Print the slots, with the local time where a zone was asked for."""
+    local = "" if zone is None else f"{'local':<25}  "
+    print(f"{local}{'UTC':<20}  {'slot':>13}  gap")
     shown, before = 0, None
     for slot in slots:
-        gap = "" if before is None else format_duration(slot - before)
+        gap = "" if before is None else _gap(slot - before)
+        local = "" if zone is None else f"{_local(zone, slot):<25}  "
         remark = schedule.remark(slot)
-        print(
-            f"{_local(zone, slot):<25}  {_utc(slot):<20}  {slot:>13}  {gap:<8}  {remark}".rstrip()
-        )
+        print(f"{local}{_utc(slot):<20}  {slot:>13}  {gap:<8}  {remark}".rstrip())
         shown, before = shown + 1, slot
     if shown < count:
         print("no further slot before 2200")
+
+
+def _gap(gap_ms: int) -> str:
+    """Return a gap in days, since nobody counts years in weeks."""
+    days, rest_ms = divmod(gap_ms, _DAY_MS)
+    rest = format_duration(rest_ms) if rest_ms else ""
+    return f"{days}d{rest}" if days else rest
 
 
 def _utc(slot: int) -> str:

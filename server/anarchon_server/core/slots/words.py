@@ -123,7 +123,7 @@ def _days(times: Times) -> str:
     by_weekday = "" if times.weekdays == _EVERY_WEEKDAY else _weekdays(times)
     if not times.both_days:
         # Either of two restricted fields; where one names all, the other does not matter.
-        return f"{by_day} and {by_weekday}" if by_day and by_weekday else "every day"
+        return f"{by_day} or {by_weekday}" if by_day and by_weekday else "every day"
     if by_day and by_weekday:
         return f"{by_day} where that is {_a_weekday(times)}"
     return by_day or by_weekday or "every day"

@@ -73,9 +73,22 @@ def test_a_grid_shows_milliseconds_and_no_zone_database(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [
         "every 250ms, counted from 1970-01-01 00:00 UTC",
         "",
-        "local                      UTC                            slot  gap",
-        "2026-01-01T00:00:00.250+00:00  2026-01-01T00:00:00.250Z  1767225600250",
+        "UTC                            slot  gap",
+        "2026-01-01T00:00:00.250Z  1767225600250",
     ]
+
+
+def test_gaps_are_counted_in_days(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("0 12 29 2 *", "--after", "2026-01-01T00:00:00Z", "-n", "2") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  1461d")
+    assert run("1w1h", "--after", "2026-01-01T00:00:00Z", "-n", "2") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("  7d1h")
+
+
+def test_help_says_how_many_slots_may_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--help")
+    assert "1 to 1000000" in " ".join(capsys.readouterr().out.split())
 
 
 def test_without_after_and_n_it_shows_ten_slots_from_now(
@@ -111,11 +124,16 @@ def test_h_is_drawn_from_the_jobs_name(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["H * * * *"], "name the job"),
+        (["H * * * *"], "give it with --job NAME"),
+        (["H 25 * * *"], "25 is outside 0 to 23"),
+        (["H * * * *", "--job", ""], "name the job"),
+        (["CRON_TZ=Europe/Athens 0 8 * * *"], "give it with --tz ZONE"),
+        (["every 10s"], "a grid is its period alone: write 10s"),
+        (["every ten"], "2 fields"),
         (["60 * * * *"], "minute is '60': 60 is outside 0 to 59"),
         (["10"], "a number needs its unit"),
         (["1ms"], "at least 100ms"),
-        (["@every 10s"], "10s as text"),
+        (["@every 10s"], "a grid is its period alone: write 10s"),
         (["0 0 30 2 *"], "never fires"),
         (["0", "8", "*", "*", "*"], "in quotes"),
         (["10s", "--tz", "europe/athens"], 'write "Europe/Athens"'),

@@ -381,7 +381,7 @@ WORDS = {
     "0 8,20 * * SAT,SUN": "at 08:00 and 20:00 on Saturdays and Sundays",
     "0 8 * * 1-5": "at 08:00 on Monday to Friday",
     "0 0 1,15 * *": "at 00:00 on days 1 and 15 of the month",
-    "0 0 13 * 5": "at 00:00 on day 13 of the month and on Fridays",
+    "0 0 13 * 5": "at 00:00 on day 13 of the month or on Fridays",
     "0 0 */2 * 1,3": "at 00:00 on days 1, 3, ... 31 of the month where that is a Monday or Wednesday",
     "0 0 1-31 * 1": "at 00:00 every day",
     "0 0 L 2 *": "at 00:00 on the last day of the month in February",
