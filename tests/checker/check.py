@@ -467,8 +467,9 @@ def _not_accounted_for(history: _History) -> Iterable[Violation]:
         exact[due.job] &= due.exact
         if not due.required or key in history.saved:
             continue
-        uncounted[due.job] += 1
-        if due.slot > newest_count[due.job]:
+        if due.slot <= newest_count[due.job]:
+            uncounted[due.job] += 1
+        else:
             yield Violation("F14", due.missed_at, *key, "neither a row nor counted in one")
     for job in history.jobs:
         if exact[job] and counted[job] != uncounted[job]:

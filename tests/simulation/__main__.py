@@ -12,6 +12,9 @@ from tests.checker.events import shown, to_lines
 from tests.simulation.seeds import simulate
 from tests.simulation.world import World
 
+EXPLAINED = 3
+"""How many violations are shown with their history."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs what the command line asks for; 1 if any seed broke a promise."""
@@ -36,7 +39,7 @@ def _replay(seed: int, *, everything: bool, history: Path | None) -> int:
             _say(shown(event))
     if history is not None:
         history.write_text("".join(f"{line}\n" for line in to_lines(world.events)))
-    for violation in violations[:3]:
+    for violation in violations[:EXPLAINED]:
         _say(explained(world, violation))
     _say(f"seed {seed}: {len(violations)} violations")
     return 1 if violations else 0
@@ -49,9 +52,10 @@ def _many(first: int, count: int) -> int:
         violations = world.violations()
         if violations:
             bad.append(seed)
-            _say(f"seed {seed}: {len(violations)} violations; first: {violations[0]}")
-    spent = time.perf_counter() - start
-    _say(f"{count} seeds, {count - len(bad)} clean, {count / spent:.1f} seeds/s; not clean: {bad}")
+            _say(explained(world, violations[0]) if len(bad) <= EXPLAINED else violations[0])
+    rate = count / (time.perf_counter() - start)
+    not_clean = f"; not clean: {bad}" if bad else ""
+    _say(f"{count} seeds from {first}: {count - len(bad)} clean, {rate:.1f} seeds/s{not_clean}")
     return 1 if bad else 0
 
 

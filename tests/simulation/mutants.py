@@ -397,11 +397,14 @@ def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A mistake, where to look for it, and the rules that may say so."""
+    """A mistake, the rules that may tell of it, and where to look: on which plans, from which seed
+    on (the first that is known to tell, so that the search is short), and how far.
+    """
 
     mistake: Mistake
     rules: frozenset[str]
     focus: Focus
+    first: int = 0
     seeds: int = 40
 
     @property
@@ -416,8 +419,8 @@ LONG = (("duration_ms", (1_000, 9_000)), ("step_ms", (20, 100)))
 BUSY = (("duration_ms", (500, 3_000)), ("step_ms", (20, 100)))
 
 
-def _mutant(mistake: Mistake, rules: str, focus: Focus | None = None, seeds: int = 40) -> Mutant:
-    return Mutant(mistake, frozenset(rules.split()), focus or Focus(), seeds)
+def _mutant(mistake: Mistake, rules: str, focus: Focus | None = None, first: int = 0) -> Mutant:
+    return Mutant(mistake, frozenset(rules.split()), focus or Focus(), first)
 
 
 MUTANTS = (
@@ -426,12 +429,14 @@ MUTANTS = (
         client_trust_counted_from_the_answer,
         "F6 I4 F2",
         Focus(("slow_client_calls", "kill_sidecar", "cut_off"), work=LONG),
+        first=1,
     ),
     _mutant(no_margin, "F6 F16 I4", Focus(BAD_NETWORK, work=LONG)),
     _mutant(
         renewal_without_token_check,
         "F7 I4 F2 F16",
         Focus(("freeze_sidecar", "freeze_both", "cut_off"), work=LONG),
+        first=8,
     ),
     _mutant(
         completion_without_token_check, "F7 I4 S17", Focus(("freeze_both", "cut_off"), work=LONG)
@@ -440,15 +445,24 @@ MUTANTS = (
         release_by_another_holder,
         "F7 I4 F2 F16",
         Focus(("replace_sidecar",), (("watchable", False),), work=LONG),
+        first=10,
     ),
     _mutant(
         reclaim_keeps_the_lease,
         "F6 I4",
         Focus(("bad_network",), (("op_timeout_ms", 2_000),), work=LONG),
+        first=7,
     ),
-    _mutant(unknown_taken_for_lost, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),))),
+    _mutant(
+        unknown_taken_for_lost, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),)), first=3
+    ),
     _mutant(overlap_not_looked_at, "F2", Focus(work=LONG)),
-    _mutant(overlap_skips_before_its_time, "S18", Focus(("store_clock",), ON_A_NETWORK, work=BUSY)),
+    _mutant(
+        overlap_skips_before_its_time,
+        "S18",
+        Focus(("store_clock",), ON_A_NETWORK, work=BUSY),
+        first=2,
+    ),
     _mutant(
         takeover_without_second_witness,
         "I5 I4 F2",
@@ -457,15 +471,18 @@ MUTANTS = (
     _mutant(
         steps_of_the_clock_go_unseen, "I5 I4 F2", Focus(("store_clock",), ON_A_NETWORK, work=LONG)
     ),
-    _mutant(lease_not_looked_at, "I5 I4 F2 F7", Focus(work=LONG)),
+    _mutant(lease_not_looked_at, "I5 I4 F2 F7", Focus(work=LONG), first=3),
     _mutant(takeover_of_another_attempt, "S19", Focus(("kill_app", "kill_both"), work=LONG)),
     _mutant(nobody_takes_over, "F11 F12", Focus(("kill_app", "kill_both"), work=LONG)),
     _mutant(looks_too_rarely, "F11 F12 F14 S15", Focus(("kill_both",), work=LONG)),
     _mutant(settled_never_moves, "F14", Focus(("kill_all",))),
-    _mutant(settled_moves_too_far, "F14 F3", Focus(("kill_all", "cut_off", "freeze_app"))),
+    _mutant(settled_moves_too_far, "F14 F3", Focus(("kill_all", "cut_off", "freeze_app")), first=2),
     _mutant(planned_too_early, "S20", Focus((), spec=(("jitter_ms", None),))),
     _mutant(
-        rest_not_counted, "F14", Focus(("kill_all",), (("hosts", 2),), (("catch_up_limit", 1),))
+        rest_not_counted,
+        "F14",
+        Focus(("kill_all",), (("hosts", 2),), (("catch_up_limit", 1),)),
+        first=6,
     ),
     _mutant(handed_over_early, "I7"),
     _mutant(claims_without_room, "S13", Focus(plan=(("max_concurrency", 1),), work=BUSY)),
@@ -473,6 +490,7 @@ MUTANTS = (
         full_instances_stay_silent,
         "F3 F14",
         Focus((), (("max_concurrency", 1), ("hosts", 2)), work=BUSY),
+        first=10,
     ),
     _mutant(
         released_while_the_client_may_run,
@@ -493,6 +511,9 @@ MUTANTS = (
     _mutant(fence_does_not_grow, "F4", Focus(("kill_app", "store_clock"), ON_A_NETWORK)),
     _mutant(final_runs_taken_over, "I3 F1 I1", Focus(("bad_network",))),
     _mutant(
-        its_own_winner_is_a_stranger, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),))
+        its_own_winner_is_a_stranger,
+        "S15",
+        Focus(("bad_network",), spec=(("lease_ms", 9_000),)),
+        first=13,
     ),
 )
