@@ -19,7 +19,7 @@ from typing import cast
 
 from anarchon._context import Clock, Context, Orders, SyncContext, Trust
 from anarchon._duration import ms_to_wire, to_wire
-from anarchon._errors import Cancelled, ClientError, Permanent, Retry
+from anarchon._errors import Cancelled, CancelReason, ClientError, Permanent, Retry
 from anarchon._jobs import Job
 from anarchon.v1 import run_pb2, session_pb2
 
@@ -28,6 +28,7 @@ MESSAGE_MAX_BYTES = 4 * 1024
 TRACE_MAX_BYTES = 16 * 1024
 # The thread waits on a clock that stops while the machine sleeps, so it looks at least this often.
 _WATCH_EVERY_S = 1.0
+_STOPPED_AS_ASKED = (CancelReason.SHUTDOWN, CancelReason.SUPERSEDED, CancelReason.REQUESTED)
 _log = logging.getLogger("anarchon")
 
 
@@ -36,6 +37,7 @@ class _Attempt:
     """An attempt whose handler runs."""
 
     orders: Orders
+    log: logging.LoggerAdapter[logging.Logger]
     started_at_ms: int
     task: asyncio.Task[object] | None = None
     # Which cancellations have reached the task: the polite one, the one that ends trust.
@@ -74,19 +76,20 @@ class Runner:
         """Run the handler of an attempt."""
         job, token = self._jobs[assignment.job], assignment.token
         orders = Orders(self._clock, self._trust)
-        attempt = self._attempts[token] = _Attempt(orders, self._clock.now_ms())
 
         async def confirm() -> None:
             await self._confirm(token)
 
         if job.is_async:
             context = Context(assignment, orders, self._clock, confirm)
+            attempt = self._attempts[token] = _Attempt(orders, context.log, self._clock.now_ms())
             attempt.task = self._loop.create_task(
                 _called(job, context), name=f"{job.name} {assignment.slot}"
             )
             attempt.task.add_done_callback(lambda task: self._task_ended(token, task))
         else:
             sync_context = SyncContext(assignment, orders, self._clock, confirm, self._loop)
+            self._attempts[token] = _Attempt(orders, sync_context.log, self._clock.now_ms())
             run_in = contextvars.copy_context()
             self._threads.run(lambda: self._run_in_thread(token, job, sync_context, run_in))
 
@@ -122,28 +125,30 @@ class Runner:
 
     def _task_ended(self, token: str, task: asyncio.Task[object]) -> None:
         attempt = self._attempts.pop(token)
-        if task.cancelled():
-            outcome = _outcome_of_error(asyncio.CancelledError(), attempt.orders)
-        elif (error := task.exception()) is not None:
-            outcome = _outcome_of_error(error, attempt.orders)
-        else:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
             outcome = _outcome_of_value(task.result())
+        else:
+            outcome = _outcome_of_error(error, attempt.orders)
         self._ended(token, attempt, outcome)
+        _tell(attempt, outcome, error)
 
     def _run_in_thread(
         self, token: str, job: Job, context: SyncContext, run_in: contextvars.Context
     ) -> None:
-        attempt = self._attempts[token]
+        attempt, error = self._attempts[token], None
         try:
-            value = run_in.run(_call, job, context)
-        except BaseException as error:  # noqa: BLE001 - a handler's error is its result
+            outcome = _outcome_of_value(run_in.run(_call, job, context))
+        except BaseException as raised:  # noqa: BLE001 - a handler's error is its result
+            error = raised
             outcome = _outcome_of_error(error, attempt.orders)
-        else:
-            outcome = _outcome_of_value(value)
         try:
             self._loop.call_soon_threadsafe(self._thread_ended, token, outcome)
         except RuntimeError:
             _log.warning("%s ended after its client's loop: its result is lost", context)
+        # After the report: what the application's logging does must not hold it up.
+        _tell(attempt, outcome, error)
+        error = None  # it refers to this frame
 
     def _thread_ended(self, token: str, outcome: run_pb2.Outcome) -> None:
         self._ended(token, self._attempts.pop(token), outcome)
@@ -152,6 +157,17 @@ class Runner:
         elapsed_ms = self._clock.now_ms() - attempt.started_at_ms
         outcome.elapsed.CopyFrom(ms_to_wire(elapsed_ms))
         self._on_end(token, outcome)
+
+
+def _tell(attempt: _Attempt, outcome: run_pb2.Outcome, error: BaseException | None) -> None:
+    """Log how an attempt ended that has not succeeded: the application's people look there first."""
+    orders = attempt.orders
+    if outcome.HasField("failure"):
+        attempt.log.error("failed", exc_info=error)
+    elif outcome.HasField("stopped"):
+        level = logging.INFO if orders.reason in _STOPPED_AS_ASKED else logging.WARNING
+        why = f"{orders.reason}: {orders.message}" if orders.message else orders.reason
+        attempt.log.log(level, "stopped (%s)", why)
 
 
 async def _called(job: Job, context: Context) -> object:

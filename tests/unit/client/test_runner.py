@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -158,6 +160,71 @@ async def test_a_plain_function_that_gives_a_coroutine_is_told_so(sidecar: FakeS
 
     failure = (await outcome_of(sidecar, lambda: inner())).failure
     assert "make it async def" in failure.message
+
+
+def said_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
+    """What was logged of attempts: level, message, whether with a trace."""
+    records = [record for record in caplog.records if record.name == "anarchon.job"]
+    return [(r.levelname, r.getMessage(), r.exc_info is not None) for r in records]
+
+
+async def test_a_failure_is_in_the_applications_log_with_its_trace(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def on_the_loop() -> None:
+        raise ValueError("no such invoice: 42")
+
+    def in_a_thread() -> None:
+        raise ValueError("no such invoice: 43")
+
+    caplog.set_level(logging.INFO)
+    for handler in (on_the_loop, in_a_thread):
+        await outcome_of(sidecar, handler)
+    assert said_of(caplog) == [("ERROR", "job 1791633610000 attempt 1: failed", True)] * 2
+    assert "ValueError: no such invoice: 42" in caplog.text
+    assert "in in_a_thread" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "level", "why"),
+    [
+        (anarchon.CancelReason.TIMEOUT, "WARNING", "timeout"),
+        (anarchon.CancelReason.FENCED, "WARNING", "fenced"),
+        (anarchon.CancelReason.SUPERSEDED, "INFO", "superseded"),
+    ],
+)
+async def test_an_attempt_that_stops_is_one_line_in_the_applications_log(
+    sidecar: FakeSidecar,
+    caplog: pytest.LogCaptureFixture,
+    reason: anarchon.CancelReason,
+    level: str,
+    why: str,
+) -> None:
+    started = asyncio.Event()
+
+    async def handler() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    caplog.set_level(logging.INFO)
+    job = anarchon.Job(handler, anarchon.Every("1s"), name="job")
+    async with anarchon.AnarchonClient(transport=sidecar).subscribe([job]) as subscription:
+        await subscription.ready()
+        run = sidecar.assign("job")
+        await started.wait()
+        sidecar.cancel(run, reason)
+        await run.outcome
+    ((said_level, message, has_trace),) = said_of(caplog)
+    assert (said_level, has_trace) == (level, False)
+    assert re.fullmatch(rf"job \d+ attempt 1: stopped \({why}(: .*)?\)", message)
+
+
+async def test_a_success_is_not_logged(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await outcome_of(sidecar, lambda: None)
+    assert said_of(caplog) == []
 
 
 # ── Threads ─────────────────────────────────────────────────────────────────────────────────────
