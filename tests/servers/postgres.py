@@ -1,8 +1,9 @@
 """A private PostgreSQL server for the tests, and its clock under the tests' control.
 
 The server is that of `ANARCHON_TEST_POSTGRES_URL` (a database the tests may do anything in), or is
-started from the newest binaries of the system on a free port of the loopback, in a directory of its
-own. PostgreSQL does not run as root: there it runs as the user `postgres`.
+started on a free port of the loopback, in a directory of its own: from the programs in
+`ANARCHON_TEST_POSTGRES_BIN`, the newest of the system, or those of the wheel `pgserver`. PostgreSQL
+does not run as root: there it runs as the user `postgres`, or `nobody`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +38,7 @@ from anarchon_backends.postgres._connection import Pool, address_of
 from anarchon_server.core.store import OpenOptions, Store
 
 URL_VARIABLE = "ANARCHON_TEST_POSTGRES_URL"
+BIN_VARIABLE = "ANARCHON_TEST_POSTGRES_BIN"
 USER = "anarchon"
 READY = "database system is ready to accept"
 READY_S = 30
@@ -196,7 +199,10 @@ def _unprivileged(directory: Path) -> dict[str, Any]:
     """How a process is started that refuses to be root, in a directory that becomes its own."""
     if os.getuid() != 0:
         return {}
-    owner = pwd.getpwnam("postgres")
+    try:
+        owner = pwd.getpwnam("postgres")
+    except KeyError:
+        owner = pwd.getpwnam("nobody")
     os.chown(directory, owner.pw_uid, owner.pw_gid)
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
@@ -215,7 +221,9 @@ def free_port() -> int:
 
 
 def binaries() -> Path | None:
-    """Where the newest server of this machine is; None: nowhere."""
+    """Where a server's programs are; None: nowhere."""
+    if given := os.environ.get(BIN_VARIABLE):
+        return Path(given)
     found = [
         (int(match[1]), path.parent)
         for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")
@@ -223,8 +231,11 @@ def binaries() -> Path | None:
     ]
     if found:
         return max(found)[1]
-    on_path = shutil.which("postgres")
-    return Path(os.path.realpath(on_path)).parent if on_path else None
+    if on_path := shutil.which("postgres"):
+        return Path(os.path.realpath(on_path)).parent
+    wheel = find_spec("pgserver")
+    places = wheel.submodule_search_locations if wheel else None
+    return Path(places[0]) / "pginstall/bin" if places else None
 
 
 def missing(why: str) -> Any:
@@ -236,7 +247,9 @@ def missing(why: str) -> Any:
 
 def binaries_or_skip() -> Path:
     bindir = binaries()
-    return bindir or missing("no server on this machine: apt-get install postgresql")
+    return bindir or missing(
+        "no server on this machine: apt-get install postgresql, or pip install pgserver"
+    )
 
 
 def start_server(*settings: str) -> Server:
