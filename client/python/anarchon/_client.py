@@ -164,9 +164,10 @@ class AnarchonClient:
         return subscription
 
     def run(self, handlers: Handlers) -> None:
-        """Run `handlers` until SIGINT or SIGTERM, then stop; a second signal skips the grace.
+        """Run `handlers` until SIGINT or SIGTERM, then stop as `stop()` does.
 
-        Blocks. To be called in the main thread, which alone receives signals; raises what
+        What it waits for is logged (level INFO); a second signal skips the grace, and cancels the
+        handlers that still run. Blocks. To be called in the main thread, which alone receives signals; raises what
         `subscribe` and `Subscription.closed` raise, and `RuntimeError` with a running event loop.
         """
         if _is_on_a_loop():
@@ -177,7 +178,8 @@ class AnarchonClient:
         subscription = self.subscribe(handlers)
 
         def stop() -> None:
-            _ = subscription.stop(timedelta(0) if subscription.is_stopping else None)
+            grace = timedelta(0) if subscription.is_stopping else None
+            _ = subscription._stop(grace, "once more to cancel them")
 
         with _on_signals(stop):
             await subscription.closed
@@ -250,10 +252,13 @@ class Subscription:
         that were cancelled are handed over to other instances at once. Called again, it can shorten
         the grace. The waiter gives what `closed` gives.
         """
+        return self._stop(grace)
+
+    def _stop(self, grace: Duration | None, hint: str = "") -> Waiter[None]:
         _check_process()
         length = self._stop_grace if grace is None else _duration("grace", grace)
         self._is_stopping = True
-        self._driver.post(session_.StopAsked(to_ms(length)))
+        self._driver.post(session_.StopAsked(to_ms(length), hint))
         return Waiter(self._driver.closed, "the handlers to stop")
 
     def __enter__(self) -> Self:

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import Literal
 
 from anarchon._context import reason_of
-from anarchon._duration import wire_to_ms
+from anarchon._duration import to_text, wire_to_ms
 from anarchon._errors import (
     AnarchonError,
     CancelReason,
@@ -45,6 +46,7 @@ REMEMBERED_BEYOND_CONCURRENCY = 1_024
 RESULTS_MAX, RESULTS_MAX_BYTES = 1_000, 2 * 1024 * 1024
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
 
+_NAMES_SHOWN = 5
 _TRUST_OVER = (run_pb2.CANCEL_REASON_LEASE_LOST, run_pb2.CANCEL_REASON_FENCED)
 
 
@@ -134,9 +136,13 @@ class TrustOver:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The client wants to leave: handlers may go on for `grace_ms`."""
+    """The client wants to leave: handlers may go on for `grace_ms`.
+
+    `hint` says to people, where there is something to wait for, how not to.
+    """
 
     grace_ms: int
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,8 +440,11 @@ class Session:
                 self._keep_alive_answered(now_ms, number, response)
             case KeepAliveFailed(number, error):
                 self._keep_alive_failed(now_ms, number, error)
-            case StopAsked(grace_ms):
+            case StopAsked(grace_ms, hint):
+                is_news = not self.is_leaving
                 self._leave(now_ms, grace_ms)
+                if is_news:
+                    self._say_what_is_waited_for(now_ms, hint)
             case CloseEnded():
                 self._close()
             case _:  # events of a stream that is no longer ours end here, too
@@ -618,6 +627,18 @@ class Session:
             self._error = error
         self._open_at_ms = self._keep_alive_at_ms = None
         self._leave(now_ms, 0)
+
+    def _say_what_is_waited_for(self, now_ms: int, hint: str) -> None:
+        if self._running:
+            left_ms = max(self._cancel_at_ms(run) for run in self._running.values()) - now_ms
+            what = _counted(len(self._running), "handler")
+            names = _listed(sorted({run.assignment.job for run in self._running.values()}))
+            how = f"waiting up to {_text_of(left_ms)} for" if left_ms > 0 else "cancelling"
+            self._say("info", f"stopping: {how} {what} ({names}){hint and f'; {hint}'}")
+        elif self._finished:
+            left = _text_of(self._leave_by_ms - now_ms)
+            what = _counted(len(self._finished), "result")
+            self._say("info", f"stopping: waiting up to {left} for {what} to be reported")
 
     # ── What follows from the facts and the time ────────────────────────────────────────────────
 
@@ -889,6 +910,19 @@ def too_large_error(size_bytes: int) -> RefusedError:
         "sent: shorten labels, or split the jobs between clients",
         "LIMIT_EXCEEDED",
     )
+
+
+def _text_of(duration_ms: int) -> str:
+    return to_text(timedelta(milliseconds=duration_ms))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _label(assignment: session_pb2.Assignment) -> str:

@@ -363,6 +363,52 @@ async def test_s23_stop_lets_handlers_finish_and_closes_the_session() -> None:
 
 
 @virtual
+async def test_s23_stopping_says_for_what_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    await world.running("work")
+    await world.running("work")
+    await world.running("stubborn")
+    caplog.set_level(logging.INFO)
+    stopping = world.subscription.stop("20s")
+    await asyncio.sleep(1)
+    _ = world.subscription.stop("10s")
+    await asyncio.sleep(1)
+    world.app.go_on.set()
+    await stopping
+    assert [r.getMessage() for r in caplog.records if "stopping" in r.getMessage()] == [
+        "stopping: waiting up to 20s for 3 handlers (stubborn, work)"
+    ]
+
+
+@virtual
+async def test_s23_stopping_without_a_sidecar_says_that_results_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await world.running()
+    world.sidecar.go_away()
+    world.app.go_on.set()
+    await asyncio.sleep(1)
+    caplog.set_level(logging.INFO)
+    stopping = world.subscription.stop("20s")
+    await asyncio.sleep(1)
+    world.sidecar.come_back()
+    await stopping
+    assert "stopping: waiting up to 25s for 1 result to be reported" in caplog.text
+
+
+@virtual
+async def test_s23_stopping_with_nothing_to_wait_for_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await world.subscription.ready()
+    caplog.set_level(logging.INFO)
+    await world.subscription.stop()
+    assert "stopping" not in caplog.text
+
+
+@virtual
 async def test_s23_after_the_grace_handlers_are_cancelled_for_shutdown() -> None:
     world = World()
     run = await world.running()

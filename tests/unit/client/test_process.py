@@ -17,8 +17,10 @@ from anarchon.testing import FakeSidecar
 from tests.unit.client.puppet_server import PuppetServer
 
 APPLICATION = """
-import asyncio, sys, time, ctypes
+import asyncio, logging, sys, time, ctypes
 import anarchon
+
+logging.basicConfig(level=logging.INFO)
 
 @anarchon.every("1s")
 async def waits(ctx):
@@ -119,7 +121,10 @@ async def test_s23_a_second_signal_skips_the_grace(machine: Machine) -> None:
     await machine.sidecar.wait_for(lambda: machine.sidecar.keep_alives[-1].draining)
     application.process.send_signal(signal.SIGTERM)
     assert (await run.outcome).stopped.reason == 4
-    assert await application.rest() == ["cancelled", "gone"]
+    out, err = await application.process.communicate()
+    assert out.split() == [b"cancelled", b"gone"]
+    waits = "stopping: waiting up to 20s for 1 handler (waits); once more to cancel them"
+    assert f"INFO:anarchon:{waits}\n" in err.decode()
 
 
 async def test_run_raises_what_ends_the_subscription(machine: Machine) -> None:
