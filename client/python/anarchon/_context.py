@@ -20,6 +20,7 @@ from anarchon.v1 import run_pb2, session_pb2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A keep-alive takes 5 s at most, and another may be under way before it.
 _CONFIRM_S = 10.0
+NOT_ANSWERED = "no keep-alive was answered in time"
 _log = logging.getLogger("anarchon.job")
 
 
@@ -86,7 +87,7 @@ class Orders:
         if self.trusted and self._clock.now_ms() >= self._trust.end_ms:
             self.cancel(
                 run_pb2.CANCEL_REASON_LEASE_LOST,
-                "the sidecar has not answered in time",
+                NOT_ANSWERED,
                 trusted=False,
             )
 

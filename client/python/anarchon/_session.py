@@ -18,7 +18,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Literal
 
-from anarchon._context import reason_of
+from anarchon._context import NOT_ANSWERED, reason_of
 from anarchon._duration import to_text, wire_to_ms
 from anarchon._errors import (
     AnarchonError,
@@ -46,6 +46,7 @@ REMEMBERED_BEYOND_CONCURRENCY = 1_024
 RESULTS_MAX, RESULTS_MAX_BYTES = 1_000, 2 * 1024 * 1024
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
 
+_NOT_KNOWN = "the sidecar no longer knows our session"
 _NAMES_SHOWN = 5
 _TRUST_OVER = (run_pb2.CANCEL_REASON_LEASE_LOST, run_pb2.CANCEL_REASON_FENCED)
 
@@ -373,6 +374,7 @@ class Session:
         """Take in what has happened, and return what is to be done."""
         if self.state is State.CLOSED:
             return []
+        self._notice_standstill(now_ms)
         # Before anything else: trust that has ended is not revived by what comes late (S4).
         self._end_trust_if_over(now_ms)
         self._take_in(now_ms, fact)
@@ -519,7 +521,8 @@ class Session:
         if self._is_fatal(error):
             self._fail(now_ms, error)
         else:
-            self._reopen(now_ms, str(error))
+            is_known = not isinstance(error, SessionNotFoundError)
+            self._reopen(now_ms, str(error) if is_known else _NOT_KNOWN)
 
     def _reopen(self, now_ms: int, why: str) -> None:
         """Subscribe again after a pause."""
@@ -575,7 +578,7 @@ class Session:
             # Trust goes on to its end: a sidecar that has come back adopts what we name.
             self._keep_alive_at_ms = None
             if self.state is State.ATTACHED:
-                self._reopen(now_ms, "the sidecar does not know our session")
+                self._reopen(now_ms, _NOT_KNOWN)
 
     def _receipts(
         self, now_ms: int, tokens: tuple[str, ...], response: session_pb2.CompleteResponse
@@ -775,6 +778,19 @@ class Session:
 
     # ── Parts ───────────────────────────────────────────────────────────────────────────────────
 
+    def _notice_standstill(self, now_ms: int) -> None:
+        """Tell people where our own keep-alive is late: what follows is not the sidecar's fault."""
+        if self._keep_alive_at_ms is None:
+            return
+        late_ms = now_ms - self._keep_alive_at_ms
+        if late_ms >= self._interval_ms:
+            self._say(
+                "warning",
+                f"no keep-alive was sent for at least {late_ms / 1_000:.1f} s: the event loop was "
+                "blocked, or the process stood still. Handlers that block must be plain functions "
+                "(def, not async def), which run in threads",
+            )
+
     def _end_trust_if_over(self, now_ms: int) -> None:
         if now_ms < self.trust_end_ms:
             return
@@ -784,7 +800,7 @@ class Session:
                     now_ms,
                     token,
                     run_pb2.CANCEL_REASON_LEASE_LOST,
-                    message="the sidecar has not answered in time",
+                    message=NOT_ANSWERED,
                     trusted=False,
                 )
 

@@ -12,7 +12,7 @@ import pytest
 import anarchon
 from anarchon import _client
 from anarchon.testing import FakeRun, FakeSidecar
-from tests.unit.client.virtual import VirtualClock, virtual
+from tests.unit.client.virtual import VirtualClock, VirtualLoop, virtual
 
 TTL_S, INTERVAL_S = 15, 5
 
@@ -267,6 +267,39 @@ async def test_a_missing_sidecar_is_no_error_and_told_once(
         sidecar.come_back()
         await subscription.ready()
     await client.stop()
+
+
+@virtual
+async def test_s25_a_blocked_loop_is_named_as_what_cost_the_lease(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await world.running()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.jump(INTERVAL_S + 16)  # as time.sleep in a handler that is async
+    world.sidecar.forget_session()
+    await asyncio.sleep(1)
+    told = [r.getMessage() for r in caplog.records]
+    assert "no keep-alive was sent for at least 16.0 s: the event loop was blocked" in told[0]
+    assert "plain functions" in told[0]
+    assert "stopped (lease_lost: no keep-alive was answered in time)" in caplog.text
+    assert "the sidecar no longer knows our session; subscribing again" in caplog.text
+    assert len([line for line in told if "blocked" in line]) == 1
+    await world.client.stop()
+
+
+@virtual
+async def test_a_sidecar_that_is_slow_is_not_taken_for_a_blocked_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await world.running()
+    world.sidecar.is_silent = True
+    await asyncio.sleep(60)
+    assert "blocked" not in caplog.text
+    world.sidecar.is_silent = False
+    await world.client.stop()
 
 
 # ── Errors ──────────────────────────────────────────────────────────────────────────────────────
