@@ -37,6 +37,7 @@ REMEDIES = (
         "unsupported startup parameter",
         "there is a pooler before the server: add ?pooler=transaction to the URL",
     ),
+    ("root certificate file", "sslrootcert must name the authority that signed its certificate"),
     ("does not exist", "name a database and a role that exist"),
     ("password authentication failed", "correct the user or the password"),
     ("no pg_hba.conf entry", "let the server's pg_hba.conf admit this host, user and database"),

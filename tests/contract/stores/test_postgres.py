@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -512,6 +515,73 @@ async def test_a_wrong_password_is_refused_and_not_shown() -> None:
     with pytest.raises(StoreRefused, match="does not exist") as refused:
         await store.open()
     assert "secret" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[postgres.Server]:
+    """A server with TLS, by a certificate of its own, and a role that has to show its password."""
+    server = postgres.start_server()
+    try:
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-subj", "/CN=store"),
+                *("-pkeyopt", "ec_paramgen_curve:prime256v1"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", "server.key", "-out", "server.crt"),
+            ],
+            cwd=server.data,
+            check=True,
+            capture_output=True,
+        )
+        owner = server.data.stat()
+        for name in ("server.key", "server.crt"):
+            os.chown(server.data / name, owner.st_uid, owner.st_gid)
+        admits = f"hostssl all guest all scram-sha-256\nhost all {postgres.USER} all trust\n"
+        (server.data / "pg_hba.conf").write_text(admits)
+        server.end()
+        server.start("ssl=on")
+        postgres.run_sql(server.url, "CREATE ROLE guest LOGIN PASSWORD 'secr@t/'")
+        postgres.run_sql(server.url, "GRANT CREATE ON DATABASE postgres TO guest")
+        yield server
+    finally:
+        server.stop()
+
+
+async def test_tls_is_verified_and_the_password_comes_from_url_environment_or_file(
+    secure: postgres.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = f"127.0.0.1:{secure.port}/postgres"
+    tls = f"?sslmode=verify-full&sslrootcert={secure.data / 'server.crt'}"
+    await opened(f"postgresql://guest:secr%40t%2F@{at}{tls}")
+    with monkeypatch.context() as environment:
+        environment.setenv("PGPASSWORD", "secr@t/")
+        await opened(f"postgresql://guest@{at}{tls}")
+    passfile = tmp_path / "pgpass"
+    passfile.write_text(f"127.0.0.1:{secure.port}:*:guest:secr@t/\n")
+    passfile.chmod(0o600)
+    await opened(f"postgresql://guest@{at}{tls}&passfile={passfile}")
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "says"),
+    [
+        ("guest:secr%40t%2F", "sslmode=verify-full", "sslrootcert"),
+        ("guest:wrong-one", "sslmode=require", "correct the user or the password"),
+        ("guest:secr%40t%2F", "sslmode=disable", "pg_hba.conf"),
+    ],
+)
+async def test_a_connection_that_is_not_trusted_is_refused_with_what_to_change(
+    secure: postgres.Server, user: str, options: str, says: str
+) -> None:
+    with pytest.raises(StoreRefused, match=says) as refused:
+        await opened(f"postgresql://{user}@127.0.0.1:{secure.port}/postgres?{options}")
+    for secret in ("secr@t/", "secr%40", "wrong-one"):
+        assert secret not in str(refused.value)
+
+
+async def test_a_server_without_tls_is_refused_where_the_url_wants_it() -> None:
+    with pytest.raises(StoreRefused, match="has no TLS"):
+        await opened(postgres.with_options(postgres.new_schema(), sslmode="require"))
 
 
 async def test_a_server_that_is_not_up_yet_is_unavailable_and_not_refused() -> None:
