@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -130,9 +131,8 @@ class RedisLeaseStore:
 
     async def _check_subscribing(self, found: _checks.Findings) -> None:
         try:
-            async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
-                connection = await self._subscribe()
-        except (AccessDenied, TimeoutError):
+            connection = await self._subscribe()
+        except AccessDenied:
             found.doubts.append(
                 "subscribing is not permitted: this instance notices a freed run when it looks"
             )
@@ -329,41 +329,46 @@ class RedisLeaseStore:
         closed = asyncio.Event()
         self._watches.add(closed)
         ending = asyncio.create_task(closed.wait())
-        connection = await self._subscribe()
+        connection = None
         try:
-            (freed,) = await self._pool.read(["HGET", self._namespace, "freed"])
+            connection = await self._subscribe()
+            freed = await self._reader.freed()
             while True:
-                if freed is not None and int(freed) != self._freed_before:
-                    self._freed_before = int(freed)
+                if freed != self._freed_before:
+                    self._freed_before = freed
                     yield
-                reading = asyncio.create_task(connection.read_response(timeout=float("inf")))
+                reading = asyncio.create_task(connection.read_response(timeout=math.inf))
                 await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if not reading.done():
                     reading.cancel()
                     return
-                message = reading.result()
-                freed = message[2] or None
+                said = reading.result()[2]
+                freed = int(said) if said.isdigit() else freed
         except (RedisError, OSError) as error:
             if not closed.is_set():
                 raise StoreUnavailable(f"{self._address.location}: {error}") from error
         finally:
             ending.cancel()
             self._watches.discard(closed)
-            await self._pool.discard(connection)
+            if connection is not None:
+                await self._pool.discard(connection)
 
     async def _subscribe(self) -> Any:
         """A connection on which the namespace's news come in."""
-        connection = await self._pool.connect()
+        connection = None
         try:
-            await connection.send_command(
-                "SUBSCRIBE", f"{self._namespace}:news", check_health=False
-            )
-            await connection.read_response()
-        except RedisError as error:
-            await self._pool.discard(connection)
-            raise AccessDenied(f"{self._address.location}: {error}") from error
-        except BaseException:
-            await self._pool.discard(connection)
+            async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
+                connection = await self._pool.connect()
+                channel = f"{self._namespace}:news"
+                await connection.send_command("SUBSCRIBE", channel, check_health=False)
+                await connection.read_response()
+        except BaseException as error:
+            if connection is not None:
+                await self._pool.discard(connection)
+            if isinstance(error, ResponseError):
+                raise AccessDenied(f"{self._address.location}: {error}") from error
+            if isinstance(error, RedisError | OSError):  # a TimeoutError is one
+                raise StoreUnavailable(f"{self._address.location}: {error}") from error
             raise
         return connection
 

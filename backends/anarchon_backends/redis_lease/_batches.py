@@ -43,7 +43,7 @@ def _length(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(map(_length, value.values())) + 20 * len(value)
     if isinstance(value, list | tuple):
-        return 16 * len(value) if value and isinstance(value[0], int) else sum(map(_length, value))
+        return 16 * len(value) if value and isinstance(value[-1], int) else sum(map(_length, value))
     return 16
 
 

@@ -55,11 +55,17 @@ async def check(pool: Pool, location: str) -> Findings:
 
 def denied(error: AccessDenied, location: str) -> StoreRefused:
     """What to do where the server does not let us in, or does not let us do it."""
-    said = str(error).removeprefix(f"{location}: ")
-    return StoreRefused(
-        f"{location}: {said}. The user and password come from the URL, from password_file or from "
-        "REDISCLI_AUTH; docs/stores/redis.md lists the permissions that the user needs"
-    )
+    said = str(error).removeprefix(f"{location}: ").rstrip(".")
+    if "CERTIFICATE" in said:
+        advice = "the URL's option tls_ca names a file with the authorities to trust"
+    elif "DB index" in said:
+        advice = "the URL's path is the number of a database that the server has"
+    else:
+        advice = (
+            "the user and the password come from the URL, from password_file or from "
+            "REDISCLI_AUTH; docs/stores/redis.md lists the permissions that the user needs"
+        )
+    return StoreRefused(f"{location}: {said}; {advice}")
 
 
 def not_run(error: RedisError, location: str) -> StoreRefused:
@@ -107,6 +113,11 @@ def _check_server(info: Mapping[str, str], found: Findings) -> None:
     if numbers < _OLDEST[kind]:
         oldest = ".".join(map(str, _OLDEST[kind]))
         raise StoreRefused(f"the server is {kind} {version}: {oldest} or newer is needed")
+    if info.get("redis_mode") == "sentinel":
+        raise StoreRefused(
+            "the server is a Sentinel, which this version does not speak to: give the address of "
+            "the master that it watches"
+        )
     if info.get("cluster_enabled") == "1":
         raise StoreRefused(
             "the server is a node of a Redis Cluster, which this version does not speak to: use a "

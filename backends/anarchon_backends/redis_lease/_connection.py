@@ -75,7 +75,7 @@ _CODE = re.compile(r"^-?([A-Z]+) |: -([A-Z]+) ")  # the second as 6.2 says it of
 
 
 class AccessDenied(StoreUnavailable):
-    """The server did not let us in, or does not let us do it."""
+    """The server did not let us in, or does not let us do it, or is not the one we trust."""
 
 
 class Pool:
@@ -154,12 +154,11 @@ class Pool:
         self._used.add(connection)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
-        except (AuthenticationError, NoPermissionError) as error:
-            await self.discard(connection)
-            raise AccessDenied(f"{self._address.location}: {error}") from None
         except (RedisError, OSError) as error:
             await self.discard(connection)
-            raise StoreUnavailable(f"{self._address.location}: {error}") from None
+            known = isinstance(error, AuthenticationError | ResponseError)
+            kind = AccessDenied if known or "CERTIFICATE" in str(error) else StoreUnavailable
+            raise kind(f"{self._address.location}: {error}") from None
         except BaseException:
             await self.discard(connection)
             raise

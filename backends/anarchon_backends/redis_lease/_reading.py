@@ -67,6 +67,11 @@ class Reader:
         )
         return int(freed or 0)
 
+    async def freed(self) -> int:
+        """How often runs were freed in the namespace."""
+        _, _, (freed,) = await self._read(["HGET", self._namespace, "freed"])
+        return int(freed or 0)
+
     async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""
         now, store_id, (noted,) = await self._read(["HGETALL", f"{self._namespace}:instances"])

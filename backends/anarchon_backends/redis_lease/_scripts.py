@@ -13,7 +13,7 @@ from anarchon_backends.redis_lease._rows import RUN_FIELDS
 from anarchon_server.core import limits
 
 SCHEMA = 1  # the layout of the keys
-LOOKED_AT = 5_000  # runs of one job that one pruning looks at
+LOOKED_AT = 1_000  # runs of one job that one pruning may look at in vain
 
 
 @dataclass(frozen=True, slots=True)

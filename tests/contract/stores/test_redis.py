@@ -632,6 +632,19 @@ async def test_a_wrong_password_is_refused_and_not_shown(
         await report_of(f"redis://127.0.0.1:{server.port}")
 
 
+async def test_a_database_that_the_server_does_not_have_is_refused(kind: str) -> None:
+    url = redis.session_url(kind).removesuffix("/0")
+    with pytest.raises(StoreRefused, match="DB index is out of range; the URL's path"):
+        await report_of(f"{url}/99")
+    await report_of(f"{url}/3")
+
+
+def test_a_sentinel_is_refused() -> None:
+    info = {"redis_version": "7.0.15", "redis_mode": "sentinel"}
+    with pytest.raises(StoreRefused, match=r"is a Sentinel.*address of the master"):
+        _checks._check_server(info, _checks.Findings())
+
+
 async def test_the_password_comes_from_the_url_a_file_or_the_environment(
     start: Callable[..., redis.Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,7 +691,7 @@ async def test_tls_to_a_server_that_is_known_and_to_no_other(
     verified, _ = await report_of(f"{url}?tls_ca={certificates}/server.crt")
     assert "redis" in verified
     for wrong in ("", f"?tls_ca={certificates}/stranger.crt"):
-        with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        with pytest.raises(StoreRefused, match=r"certificate.*; the URL's option tls_ca"):
             await report_of(url + wrong)
     await report_of(f"{url}?tls_verify=none")
 

@@ -91,8 +91,8 @@ local function prunable(key, bound, oldest, room, unused)
     beyond = tonumber(too_many[1])
   end
   local reach = unused and '+inf' or text(math.min(bound, math.max(beyond, oldest - 1)))
-  local slots = {}
-  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', reach, 'LIMIT', 0, LOOKED_AT)) do
+  local slots, most = {}, room + LOOKED_AT
+  for _, slot in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', reach, 'LIMIT', 0, most)) do
     if #slots == room then
       break
     end
