@@ -58,8 +58,22 @@ class Waiter(Generic[_T]):
         self._what = what
 
     def __await__(self) -> Generator[Any, None, _T]:
-        # Shielded: whoever gives up waiting does not undo the thing itself.
-        return asyncio.shield(asyncio.wrap_future(self.future)).__await__()
+        # Not wrapped by asyncio: whoever gives up waiting does not undo the thing itself, and is
+        # not told of an error for which nobody waits any more.
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def arrive() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        def tell(_: concurrent.futures.Future[_T]) -> None:
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(arrive)
+
+        self.future.add_done_callback(tell)
+        yield from arrived
+        return self.future.result()
 
     def done(self) -> bool:
         """Whether there is a result, or an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from pathlib import Path
@@ -358,6 +359,30 @@ async def test_giving_up_waiting_undoes_nothing() -> None:
 
 async def _wait_for(subscription: anarchon.Subscription) -> None:
     await subscription.closed
+
+
+def test_giving_up_waiting_for_a_sidecar_that_never_came_leaves_nothing_unheard() -> None:
+    heard: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(context))
+        sidecar = FakeSidecar()
+        sidecar.go_away()
+        async with anarchon.AnarchonClient(transport=sidecar, clock=VirtualClock(loop)) as client:
+            await client.subscribe([Application().work]).ready()
+
+    async def interrupted() -> None:
+        task = asyncio.create_task(main())
+        await asyncio.sleep(1)
+        task.cancel()  # as Ctrl-C does
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(interrupted())
+        gc.collect()
+    assert heard == []
 
 
 @virtual
