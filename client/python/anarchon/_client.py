@@ -173,7 +173,7 @@ class AnarchonClient:
             exit_timer=ExitTimer() if self._exits else None,
         )
         subscription = Subscription(driver, request.session_id, self._stop_grace, self._endpoint)
-        self._subscriptions = [old for old in self._subscriptions if not old.closed.done()]
+        self._subscriptions = [s for s in self._subscriptions if not s._driver.closed.done()]
         self._subscriptions.append(subscription)
         return subscription
 
@@ -186,7 +186,11 @@ class AnarchonClient:
         """
         if _is_on_a_loop():
             raise RuntimeError("run() blocks the event loop: `await client.subscribe(...).closed`")
-        asyncio.run(self._run(handlers))
+        try:
+            asyncio.run(self._run(handlers))
+        except AnarchonError as error:
+            # The message says what to do; the way it came through asyncio and gRPC does not help.
+            raise error.with_traceback(None) from None
 
     async def _run(self, handlers: Handlers) -> None:
         subscription = self.subscribe(handlers)
@@ -243,9 +247,10 @@ class Subscription:
         """Done when the subscription is over: after `stop`, or with the error that ended it.
 
         That error is a `RefusedError` (also of its kinds) where the sidecar does not accept a job
-        or the client, and a `SessionReplacedError`.
+        or the client, and a `SessionReplacedError`. It is logged where nobody has asked for it.
         """
         _check_process()
+        self._driver.is_asked_for = True
         return Waiter(self._driver.closed, "the handlers to stop")
 
     def ready(self) -> Waiter[str]:
@@ -255,6 +260,7 @@ class Subscription:
         what `closed` raises.
         """
         _check_process()
+        self._driver.is_ready_asked_for = True
         return Waiter(
             self._driver.ready, f"the sidecar at {self._endpoint.address} to accept the jobs"
         )
@@ -320,6 +326,9 @@ class _Driver:
     ) -> None:
         self.ready: concurrent.futures.Future[str] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Whether somebody holds `closed`, or `ready`, and so is told of an error.
+        self.is_asked_for = False
+        self.is_ready_asked_for = False
         self._jobs = jobs
         self._session = session
         self._make_transport = make_transport
@@ -362,7 +371,7 @@ class _Driver:
         try:
             await self._carry_on()
         except AnarchonError as refused:
-            error = refused
+            error = refused.with_traceback(None)  # raised again where somebody waits
         except asyncio.CancelledError:
             error = AnarchonError("the event loop ended before the client was stopped: stop() it")
             raise
@@ -462,13 +471,18 @@ class _Driver:
             case session_.Log(level, message):
                 _LOG[level](message)
             case session_.Closed(error):
-                if error is None:
-                    self._over.set_result(None)
-                else:
-                    _log.error("the client stops: %s", error)
-                    self._over.set_exception(error)
+                self._end(error)
             case _:
                 self._carry_out_attempts(command)
+
+    def _end(self, error: AnarchonError | None) -> None:
+        if error is None:
+            self._over.set_result(None)
+            return
+        is_raised = self.is_asked_for or (self.is_ready_asked_for and not self.ready.done())
+        if not is_raised:
+            _log.error("the client stops: %s", error)
+        self._over.set_exception(error)
 
     def _carry_out_attempts(self, command: session_.Command) -> None:
         match command:

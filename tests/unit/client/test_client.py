@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -320,6 +321,57 @@ async def test_what_the_sidecar_refuses_is_raised_in_its_own_words() -> None:
         await subscription.closed
     with pytest.raises(anarchon.RefusedError):
         await client.stop()
+
+
+@virtual
+async def test_what_is_raised_is_not_logged_too_and_what_nobody_asks_for_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+
+    def refused() -> anarchon.Subscription:
+        sidecar = FakeSidecar()
+        sidecar.refuse(anarchon.RefusedError("no"))
+        return anarchon.AnarchonClient(transport=sidecar, clock=clock).subscribe([nothing])
+
+    for waiter in (refused().ready(), refused().closed):
+        with pytest.raises(anarchon.RefusedError):
+            await waiter
+    assert "the client stops" not in caplog.text
+    refused()
+    await asyncio.sleep(1)
+    assert "the client stops: no" in caplog.text
+
+
+@virtual
+async def test_an_error_after_ready_is_logged_though_ready_was_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await world.subscription.ready()
+    world.sidecar.replace_session()
+    await asyncio.sleep(1)
+    assert "the client stops: " in caplog.text
+
+
+def test_run_raises_what_is_refused_without_the_way_it_came(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sidecar = FakeSidecar()
+    sidecar.refuse(anarchon.RefusedError("job 'nothing': minute is '61': 61 is outside 0 to 59"))
+    with pytest.raises(anarchon.RefusedError) as raised:
+        anarchon.AnarchonClient(transport=sidecar).run([nothing])
+    assert [frame.name for frame in raised.traceback][1:] == ["run"]
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count("61 is outside") == 1
+    assert "The above exception" not in shown
+    assert "During handling" not in shown
+    assert caplog.records == []
+
+
+@anarchon.every("1s")
+def nothing() -> None:
+    """A handler."""
 
 
 @virtual
