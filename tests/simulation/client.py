@@ -8,6 +8,7 @@ while they are trusted; some do not listen to cancellations.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,8 @@ from tests.simulation.timeline import Action
 if TYPE_CHECKING:
     from tests.simulation.host import Host
 
+StreamEvent = m.Attached | m.Assigned | m.Cancelled | m.Draining
+
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 5_000
 COMPLETE_TIMEOUT_MS = 10_000
 KEEP_ALIVE_TIMEOUT_MAX_MS = 5_000
@@ -55,8 +58,9 @@ class App:
         self._queue: deque[Action] = deque()
         specs = tuple(job.of_version(host.version) for job in world.plan.jobs)
         shares = _shares(specs, world.plan.sessions, rng)
-        self.clients = [
-            SimClient(self, f"{name}.s{n}", share, world.plan.max_concurrency)
+        client_kind = real_client() if world.plan.real_clients else SpecClient
+        self.clients: list[SimClient] = [
+            client_kind(self, f"{name}.s{n}", share, world.plan.max_concurrency)
             for n, share in enumerate(shares)
         ]
         for client in self.clients:
@@ -156,6 +160,13 @@ class App:
         self.host.look()
 
 
+def real_client() -> type[SimClient]:
+    """The client of the package itself."""
+    from tests.simulation.real_client import RealClient
+
+    return RealClient
+
+
 def _shares(
     specs: tuple[JobSpec, ...], sessions: int, rng: random.Random
 ) -> list[tuple[JobSpec, ...]]:
@@ -188,19 +199,201 @@ class _Result:
 
 
 @dataclass
-class SimClient:
-    """One client's session, as the client specification has it."""
+class SimClient(ABC):
+    """One client of an application: its session, and the handlers it has started."""
 
     app: App
     session_id: str
     specs: tuple[JobSpec, ...]
     max_concurrency: int
-    stream: int = 0
-    state: str = "detached"
     ready: bool = False
     closed: bool = False
     trust_until: int = 0
     running: dict[str, _Handler] = field(default_factory=dict)
+
+    @abstractmethod
+    def open_at(self, moment: int) -> None:
+        """Begins its session then."""
+
+    @abstractmethod
+    def stream_ended(self, stream: int, error: AnarchonError | None) -> None:
+        """A stream is over."""
+
+    @abstractmethod
+    def event_came(self, stream: int, event: StreamEvent) -> None:
+        """An event on a stream."""
+
+    @abstractmethod
+    def end_trust_if_over(self) -> None:
+        """Whoever ran under a trust that is over is told, and never trusted again."""
+
+    @abstractmethod
+    def leave(self, grace_ms: int) -> None:
+        """Finishes what runs, for the grace at most, and closes the session."""
+
+    @property
+    @abstractmethod
+    def leaving(self) -> bool:
+        """Whether it is about to leave."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> tuple[str, ...]:
+        """What it runs, or has finished without a receipt."""
+
+    @abstractmethod
+    def _report(self, token: str, outcome: Outcome) -> None:
+        """A handler has ended."""
+
+    @property
+    def job_names(self) -> frozenset[str]:
+        """The jobs it offers."""
+        return frozenset(spec.name for spec in self.specs)
+
+    @property
+    def room(self) -> int:
+        """How many more attempts it can run."""
+        return self.max_concurrency - len(self.in_flight)
+
+    @property
+    def able(self) -> bool:
+        """Whether it can be given an attempt: attached, answered and not leaving."""
+        return self.app.up and self.ready and not self.leaving and self._now < self.trust_until
+
+    @property
+    def _now(self) -> int:
+        return self.app.host.world.timeline.now
+
+    # ── Handlers ────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse(self, assignment: m.Assignment) -> None:
+        record, now = self.app.host.world.record, self._now
+        record(
+            AssignmentRefused(now, assignment.job, assignment.slot, assignment.token, self.app.name)
+        )
+
+    def _start(self, assignment: m.Assignment) -> None:
+        world, rng = self.app.host.world, self.app.rng
+        work = next(job.work for job in world.plan.jobs if job.spec.name == assignment.job)
+        handler = _Handler(
+            assignment,
+            self._now,
+            rng.randint(*work.duration_ms),
+            rng.randint(*work.step_ms),
+            listens=rng.random() >= work.ignores,
+        )
+        token = assignment.token
+        self.running[token] = handler
+        world.record(
+            HandlerStarted(
+                self._now,
+                world.storage.clock.wall_ms(),
+                assignment.job,
+                assignment.slot,
+                assignment.attempt,
+                token,
+                assignment.fence,
+                self.app.name,
+                self.trust_until,
+                handler.listens,
+            )
+        )
+        self.app.after(handler.step_ms, lambda: self._step(token))
+        raises = rng.random() < work.fails
+        outcome = Outcome(failure=Failure("Boom")) if raises else Outcome(result="done")
+        self.app.after(handler.duration_ms, lambda: self._end(token, outcome))
+
+    def _step(self, token: str) -> None:
+        handler = self.running.get(token)
+        if handler is None:
+            return
+        world, assignment = self.app.host.world, handler.assignment
+        if not handler.lost and self._now < self.trust_until:
+            world.record(
+                HandlerStepped(
+                    self._now,
+                    assignment.job,
+                    assignment.slot,
+                    token,
+                    assignment.fence,
+                    self.app.name,
+                    self.trust_until,
+                )
+            )
+        self.app.after(handler.step_ms, lambda: self._step(token))
+
+    def _end(self, token: str, outcome: Outcome) -> None:
+        handler = self.running.pop(token, None)
+        if handler is None:
+            return
+        self.app.host.world.record(HandlerEnded(self._now, token, self.app.name))
+        elapsed = self._now - handler.since
+        self._report(
+            token, Outcome(outcome.result, outcome.failure, outcome.stopped, elapsed_ms=elapsed)
+        )
+
+    def _tell(self, token: str, reason: CancelReason, *, trusted: bool) -> None:
+        """A handler is told to stop; one that does not listen goes on."""
+        handler = self.running.get(token)
+        if handler is None:
+            return
+        news = handler.told is None or (not handler.lost and not trusted)
+        handler.lost = handler.lost or not trusted
+        if not news:
+            return
+        handler.told = reason
+        self.app.host.world.record(HandlerTold(self._now, token, reason))
+        if handler.listens:
+            work = self.app.host.world.work_of(handler.assignment.job)
+            delay = self.app.rng.randint(0, work.obeys_within_ms)
+            self.app.after(delay, lambda: self._end(token, Outcome(stopped=reason)))
+
+    def _note_receipt(self, token: str, receipt: m.Receipt) -> None:
+        self.app.host.world.record(ResultReceipt(self._now, token, receipt.status))
+
+    # ── Requests ────────────────────────────────────────────────────────────────────────────────
+
+    def _request(
+        self,
+        event: m.KeepAlive | m.Complete | m.CloseSession,
+        answered: AnsweredBy,
+        refused: RefusedBy,
+        timeout_ms: int,
+    ) -> None:
+        """One unary call: exactly one of the two is told, once."""
+        sidecar = self.app.host.sidecar
+        over = [False]
+
+        def once_answered(answer: m.KeepAliveAnswer | m.CompleteAnswer | m.Closed) -> None:
+            if not over[0]:
+                over[0] = True
+                answered(answer)
+
+        def once_refused(error: AnarchonError | None) -> None:
+            if not over[0]:
+                over[0] = True
+                refused(error)
+
+        self.app.after(timeout_ms, lambda: once_refused(None))
+        if sidecar is None:
+            self.app.comes(lambda: once_refused(None))
+            return
+
+        def arrived() -> None:
+            if sidecar.unreachable:
+                self.app.comes(lambda: once_refused(None))
+            else:
+                sidecar.ask(self, event, once_answered, once_refused)
+
+        self.app.goes(arrived)
+
+
+@dataclass
+class SpecClient(SimClient):
+    """A client as the specification has it, in the fewest words."""
+
+    stream: int = 0
+    state: str = "detached"
     finished: dict[str, _Result] = field(default_factory=dict)
     _held: dict[str, m.Assignment] = field(default_factory=dict)
     _remembered: set[str] = field(default_factory=set)
@@ -215,28 +408,13 @@ class SimClient:
     _keeps_alive: bool = False
 
     @property
-    def job_names(self) -> frozenset[str]:
-        """The jobs it offers."""
-        return frozenset(spec.name for spec in self.specs)
+    def leaving(self) -> bool:
+        """Whether it is about to leave."""
+        return self._leave_by is not None
 
     @property
-    def room(self) -> int:
-        """How many more attempts it can run."""
-        return self.max_concurrency - len(self.running) - len(self.finished)
-
-    @property
-    def able(self) -> bool:
-        """Whether it can be given an attempt: attached, answered and not leaving."""
-        return (
-            self.app.up and self.ready and self._leave_by is None and self._now < self.trust_until
-        )
-
-    @property
-    def _now(self) -> int:
-        return self.app.host.world.timeline.now
-
-    @property
-    def _in_flight(self) -> tuple[str, ...]:
+    def in_flight(self) -> tuple[str, ...]:
+        """What it runs, or has finished without a receipt."""
         return (*self.running, *self.finished)
 
     # ── The stream ──────────────────────────────────────────────────────────────────────────────
@@ -262,7 +440,7 @@ class SimClient:
             Client("simulated", process_id=1),
             self.specs,
             self.max_concurrency,
-            self._in_flight,
+            self.in_flight,
             self.app.host.clock.wall_ms(),
             watchable=world.plan.watchable,
         )
@@ -290,9 +468,7 @@ class SimClient:
             assert error is None or isinstance(error, AnarchonError)
             self._reopen()
 
-    def event_came(
-        self, stream: int, event: m.Attached | m.Assigned | m.Cancelled | m.Draining
-    ) -> None:
+    def event_came(self, stream: int, event: StreamEvent) -> None:
         """An event on a stream."""
         if stream != self.stream or self.closed:
             return
@@ -327,9 +503,9 @@ class SimClient:
         event = m.KeepAlive(
             world.next_number(),
             self.session_id,
-            self._in_flight,
+            self.in_flight,
             draining=self._leave_by is not None,
-            confirm=self._in_flight if self.app.rng.random() < 0.02 else (),
+            confirm=self.in_flight if self.app.rng.random() < 0.02 else (),
         )
         timeout = min(self._interval_ms, KEEP_ALIVE_TIMEOUT_MAX_MS)
         self._request(
@@ -407,90 +583,12 @@ class SimClient:
             else:  # the sidecar sends it again
                 self._refuse(assignment)
 
-    def _refuse(self, assignment: m.Assignment) -> None:
-        record, now = self.app.host.world.record, self._now
-        record(
-            AssignmentRefused(now, assignment.job, assignment.slot, assignment.token, self.app.name)
-        )
-
-    def _start(self, assignment: m.Assignment) -> None:
-        world, rng = self.app.host.world, self.app.rng
-        work = next(job.work for job in world.plan.jobs if job.spec.name == assignment.job)
-        handler = _Handler(
-            assignment,
-            self._now,
-            rng.randint(*work.duration_ms),
-            rng.randint(*work.step_ms),
-            listens=rng.random() >= work.ignores,
-        )
-        token = assignment.token
-        self.running[token] = handler
-        world.record(
-            HandlerStarted(
-                self._now,
-                world.storage.clock.wall_ms(),
-                assignment.job,
-                assignment.slot,
-                assignment.attempt,
-                token,
-                assignment.fence,
-                self.app.name,
-                self.trust_until,
-                handler.listens,
-            )
-        )
-        self.app.after(handler.step_ms, lambda: self._step(token))
-        raises = rng.random() < work.fails
-        outcome = Outcome(failure=Failure("Boom")) if raises else Outcome(result="done")
-        self.app.after(handler.duration_ms, lambda: self._end(token, outcome))
-
-    def _step(self, token: str) -> None:
-        handler = self.running.get(token)
-        if handler is None:
-            return
-        world, assignment = self.app.host.world, handler.assignment
-        if not handler.lost and self._now < self.trust_until:
-            world.record(
-                HandlerStepped(
-                    self._now,
-                    assignment.job,
-                    assignment.slot,
-                    token,
-                    assignment.fence,
-                    self.app.name,
-                    self.trust_until,
-                )
-            )
-        self.app.after(handler.step_ms, lambda: self._step(token))
-
     def _cancel(self, token: str, reason: CancelReason, *, trusted: bool) -> None:
         held = self._held.pop(token, None)
         if held is not None:  # it surely never starts
             self._remembered.add(token)
             self._report(token, Outcome(stopped=reason))
-        handler = self.running.get(token)
-        if handler is None:
-            return
-        news = handler.told is None or (not handler.lost and not trusted)
-        handler.lost = handler.lost or not trusted
-        if not news:
-            return
-        handler.told = reason
-        self.app.host.world.record(HandlerTold(self._now, token, reason))
-        if handler.listens:
-            work = self.app.host.world.work_of(handler.assignment.job)
-            delay = self.app.rng.randint(0, work.obeys_within_ms)
-            self.app.after(delay, lambda: self._end(token, Outcome(stopped=reason)))
-
-    def _end(self, token: str, outcome: Outcome) -> None:
-        handler = self.running.pop(token, None)
-        if handler is None:
-            return
-        self.app.host.world.record(HandlerEnded(self._now, token, self.app.name))
-        elapsed = self._now - handler.since
-        self._report(
-            token, Outcome(outcome.result, outcome.failure, outcome.stopped, elapsed_ms=elapsed)
-        )
+        self._tell(token, reason, trusted=trusted)
 
     # ── Results ─────────────────────────────────────────────────────────────────────────────────
 
@@ -526,7 +624,7 @@ class SimClient:
                 self._again_later(token)
             else:
                 del self.finished[token]
-                self.app.host.world.record(ResultReceipt(self._now, token, receipt.status))
+                self._note_receipt(token, receipt)
         self._send_results()
         self._close_when_left()
 
@@ -569,42 +667,6 @@ class SimClient:
             self.app.host.world.next_number(), self.session_id, (*stopped, *self._held)
         )
         self._request(event, lambda _: self.app.closed(), lambda _: self.app.closed(), 5_000)
-
-    # ── Requests ────────────────────────────────────────────────────────────────────────────────
-
-    def _request(
-        self,
-        event: m.KeepAlive | m.Complete | m.CloseSession,
-        answered: AnsweredBy,
-        refused: RefusedBy,
-        timeout_ms: int,
-    ) -> None:
-        """One unary call: exactly one of the two is told, once."""
-        sidecar = self.app.host.sidecar
-        over = [False]
-
-        def once_answered(answer: m.KeepAliveAnswer | m.CompleteAnswer | m.Closed) -> None:
-            if not over[0]:
-                over[0] = True
-                answered(answer)
-
-        def once_refused(error: AnarchonError | None) -> None:
-            if not over[0]:
-                over[0] = True
-                refused(error)
-
-        self.app.after(timeout_ms, lambda: once_refused(None))
-        if sidecar is None:
-            self.app.comes(lambda: once_refused(None))
-            return
-
-        def arrived() -> None:
-            if sidecar.unreachable:
-                self.app.comes(lambda: once_refused(None))
-            else:
-                sidecar.ask(self, event, once_answered, once_refused)
-
-        self.app.goes(arrived)
 
     def _backoff(self, failures: int) -> int:
         longest = min(BACKOFF_FIRST_MS << min(failures, 10), BACKOFF_MAX_MS)

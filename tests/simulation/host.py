@@ -162,5 +162,5 @@ class Host:
 
     def _below_concurrency(self, app: App, job: str) -> bool:
         most = self.world.job(job).spec.concurrency
-        taken = (*(t for client in app.clients for t in (*client.running, *client.finished)),)
+        taken = (*(t for client in app.clients for t in client.in_flight),)
         return not most or sum(token.endswith(f".{job}") for token in taken) < most

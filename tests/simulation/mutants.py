@@ -32,7 +32,7 @@ from anarchon_server.core.store import (
     Release,
     Renewal,
 )
-from tests.simulation.client import SimClient
+from tests.simulation.client import SpecClient
 from tests.simulation.seeds import Focus
 
 Mistake = Callable[[], AbstractContextManager[object]]
@@ -65,12 +65,12 @@ _NOW = [0]
 
 def client_trust_counted_from_the_answer() -> AbstractContextManager[object]:
     """Protocol: the client believes in a session from when it heard of it."""
-    trust = SimClient._trust
+    trust = SpecClient._trust
 
-    def late(self: SimClient, since: int, answer: KeepAliveAnswer) -> None:
+    def late(self: SpecClient, since: int, answer: KeepAliveAnswer) -> None:
         trust(self, self.app.host.world.timeline.now, answer)
 
-    return patch.object(SimClient, "_trust", late)
+    return patch.object(SpecClient, "_trust", late)
 
 
 def no_margin() -> AbstractContextManager[object]:

@@ -81,6 +81,8 @@ class Plan:
     calm_at: int = 25_000
     end_at: int = 45_000
     clock_error_ms: int = 50
+    real_clients: bool = False
+    """Whether the sessions are those of the client package, or in the fewest words."""
     starts: tuple[int, ...] = ()
     """When each host starts; the others within half a second."""
 
@@ -128,6 +130,7 @@ def draw_plan(
         calm_at=calm_at,
         end_at=calm_at + 6_000 + 3 * longest_lease + longest_deadline,
         clock_error_ms=3 * hop_ms,
+        real_clients=rng.random() < 0.5,
     )
 
 

@@ -29,7 +29,12 @@ def plan_of(seed: int, focus: Focus | None = None) -> Plan:
     plan = draw_plan(seed, tuple(FAULTS), ONLY_A_MACHINE, ONLY_A_NETWORK)
     if focus is None:
         return plan
-    changes = {"faults": focus.faults, "fault_count": 8, **dict(focus.plan)}
+    changes = {
+        "faults": focus.faults,
+        "fault_count": 8,
+        "real_clients": False,
+        **dict(focus.plan),
+    }
     jobs = tuple(
         replace(
             job,

@@ -162,6 +162,11 @@ class Sidecar:
             if seen and session_id in self._watched:
                 self.feed(m.ClientExited(session_id))
 
+    def leave_stream(self, client: SimClient, stream_id: int) -> None:
+        """A client ends one of its streams."""
+        if self._streams.pop(stream_id, None) is not None:
+            self.feed(m.StreamEnded(client.session_id, stream_id))
+
     def break_stream(self, client: SimClient) -> None:
         """A client's stream is reset: both ends learn of it."""
         for stream_id, owner in list(self._streams.items()):

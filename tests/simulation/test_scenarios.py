@@ -46,7 +46,8 @@ class Story:
     """A cluster in which only happens what the test says. Moments are milliseconds from its start."""
 
     def __init__(self, *jobs: SimJob, hosts: int = 2, end_at: int = 30_000, **plan: Any) -> None:
-        self.world = World(Plan(seed=7, jobs=jobs, hosts=hosts, end_at=end_at, **plan))
+        plan = {"seed": 7, "real_clients": True, "hosts": hosts, "end_at": end_at, **plan}
+        self.world = World(Plan(jobs=jobs, **plan))
 
     @property
     def hosts(self) -> list[Host]:
