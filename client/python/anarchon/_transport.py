@@ -94,6 +94,12 @@ class Endpoint:
         file = token_file or os.environ.get("ANARCHON_TOKEN_FILE") or None
         return cls(address, credentials, Path(file) if file else None)
 
+    @property
+    def absence(self) -> str:
+        """What to say where no sidecar answers, and what to do about it."""
+        advice = "; start one with `anarchon serve`" if _is_local(self.address) else ""
+        return f"no sidecar answers at {self.address}{advice}"
+
     def options(self) -> list[tuple[str, int]]:
         """Return the settings of every channel to a sidecar."""
         return [
@@ -124,10 +130,19 @@ class Endpoint:
         if not reason and code == "UNIMPLEMENTED":
             message = f"the server at {self.address} does not speak anarchon.v1: {message}"
         elif not reason and code == "UNAVAILABLE":
-            message = f"no sidecar answers at {self.address}: {message}"
+            message = self._unavailable(message)
         elif not reason and code == "DEADLINE_EXCEEDED":
             message = f"the sidecar at {self.address} did not answer in time"
         return error_from_status(code, reason, message)
+
+    def _unavailable(self, details: str) -> str:
+        """What gRPC says of a connection, in words for people where it is only that none was made.
+
+        With credentials there are more ways to fail than one, and only gRPC's words tell them apart.
+        """
+        if not details.startswith("failed to connect"):
+            return f"the connection to the sidecar at {self.address} is lost: {details}"
+        return self.absence if self.credentials is None else f"{self.absence}: {details}"
 
 
 class CallToken:
@@ -257,9 +272,7 @@ class GrpcTransport:
                 raise SidecarUnavailableError("the client has stopped")
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not said:
                 said = True
-                _log.warning(
-                    "no sidecar answers at %s: trying again until one does", self._endpoint.address
-                )
+                _log.warning("%s; trying again until one answers", self._endpoint.absence)
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
         self._was_reached = True

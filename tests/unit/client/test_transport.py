@@ -15,6 +15,7 @@ from grpc import aio
 import anarchon
 from anarchon._errors import error_from_status
 from anarchon._transport import CallToken, Endpoint
+from anarchon.admin import AdminClient
 from anarchon.testing import FakeSidecar
 from tests.unit.client.puppet_server import PuppetServer
 
@@ -220,7 +221,8 @@ async def test_a_missing_sidecar_is_told_once_and_found_when_it_comes(
     await subscription.ready()
     await client.stop()
     logging.getLogger("anarchon").removeHandler(told)
-    assert told.messages == [f"no sidecar answers at {address}: trying again until one does"]
+    advice = "start one with `anarchon serve`; trying again until one answers"
+    assert told.messages == [f"no sidecar answers at {address}; {advice}"]
     await server.stop()
 
 
@@ -298,6 +300,49 @@ def test_a_status_becomes_the_exception_of_what_can_be_done(
     assert type(error) is kind
     assert error.reason == reason
     assert str(error) == code
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "message"),
+    [
+        (Endpoint("127.0.0.1:7420"), "{}; start one with `anarchon serve`"),
+        (Endpoint("unix:/run/a/s"), "{}; start one with `anarchon serve`"),
+        (Endpoint("far:1", grpc.ssl_channel_credentials()), "{}: failed to connect to all: TLS"),
+    ],
+    ids=["default", "local", "far"],
+)
+def test_that_no_sidecar_answers_is_said_for_people(endpoint: Endpoint, message: str) -> None:
+    error = endpoint.error(Failed(grpc.StatusCode.UNAVAILABLE, "failed to connect to all: TLS"))
+    assert type(error) is anarchon.SidecarUnavailableError
+    assert str(error) == message.format(f"no sidecar answers at {endpoint.address}")
+
+
+def test_a_connection_that_broke_is_told_from_one_that_was_never_made() -> None:
+    error = Endpoint("localhost:1").error(Failed(grpc.StatusCode.UNAVAILABLE, "Socket closed"))
+    assert str(error) == "the connection to the sidecar at localhost:1 is lost: Socket closed"
+
+
+class Failed(grpc.RpcError):
+    """A call that failed."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+def test_admin_calls_say_so_too() -> None:
+    with AdminClient("127.0.0.1:1") as admin, pytest.raises(anarchon.SidecarError) as raised:
+        admin.get_instance()
+    said = "no sidecar answers at 127.0.0.1:1; start one with `anarchon serve`"
+    assert str(raised.value) == said
 
 
 # ── Endpoints ───────────────────────────────────────────────────────────────────────────────────
