@@ -15,13 +15,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from anarchon import ClientError, SidecarError
+from anarchon import ClientError, SidecarError, SidecarUnavailableError
 from anarchon._transport import Endpoint
 from anarchon.admin import AdminClient
+from anarchon_server.cli import USAGE_ERROR
+from anarchon_server.core.slots import format_duration
 
 FAILED = 1
 
 _SHOWN = 60
+"""Characters of a cell that are shown, but in the last column: nothing stands behind it."""
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +76,22 @@ def in_one_line(command: str, work: Callable[[], int]) -> int:
     """The exit status of `work`; its error as one line on standard error."""
     try:
         return work()
-    except (SidecarError, ClientError) as error:
+    except ClientError as error:
         print(f"anarchon {command}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except SidecarError as error:
+        print(f"anarchon {command}: {_for_people(error)}", file=sys.stderr)
         return FAILED
+
+
+def _for_people(error: SidecarError) -> str:
+    """Return an error without what gRPC says of a place where nobody listens."""
+    text = str(error)
+    nobody = isinstance(error, SidecarUnavailableError) and not error.reason
+    if nobody and "Failed to connect to remote host" in text:
+        # An address has no ": " in it.
+        return f"{text.partition(': ')[0]}; start one with `anarchon serve`"
+    return text
 
 
 def _read(file: str) -> bytes:
@@ -88,9 +104,14 @@ def _read(file: str) -> bytes:
 # ── Showing ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_json(message: Message) -> None:
-    """Print a message as one line: the protocol's names, words in lower case without a prefix."""
-    print(json.dumps(plain(message), ensure_ascii=False), flush=True)
+def print_json(message: Message, without: str = "") -> None:
+    """Print a message as one line: the protocol's names, words in lower case without a prefix.
+
+    `without` names a field that the sidecar did not fill in, and that would mislead.
+    """
+    shown = plain(message)
+    shown.pop(without, None)
+    print(json.dumps(shown, ensure_ascii=False), flush=True)
 
 
 # Descriptors have one type in Python's protobuf and another in its C core: `field` is either.
@@ -141,16 +162,42 @@ def word_of(message: Message, name: str) -> str:
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print columns, each as wide as its widest cell."""
-    table = [list(heads), *([_cell(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    for row in table:
-        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    Table(heads).print(rows)
 
 
-def _cell(text: str) -> str:
-    """What a terminal may be shown: one line, no control characters."""
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+class Table:
+    """Columns that may go on: each as wide as the widest cell so far."""
+
+    def __init__(self, heads: Sequence[str]) -> None:
+        self._heads: Sequence[str] | None = heads
+        self._widths = [len(head) for head in heads]
+
+    def print(self, rows: Iterable[Sequence[str]]) -> None:
+        """Print rows, at first below the heads."""
+        table = [[*map(_cut, row[:-1]), _printable(row[-1])] for row in rows]
+        if self._heads is not None:
+            table.insert(0, list(self._heads))
+            self._heads = None
+        for row in table:
+            self._widths = [max(w, len(c)) for w, c in zip(self._widths, row, strict=True)]
+        for row in table:
+            cells = (c.ljust(w) for c, w in zip(row, self._widths, strict=True))
+            print("  ".join(cells).rstrip(), flush=True)
+
+
+def _cut(text: str) -> str:
+    line = _printable(text)
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+
+
+def _printable(text: str) -> str:
+    """What a terminal may be shown: one line, no control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def shown_text(text: str) -> str:
+    """Return a text of several lines without other control characters."""
+    return "\n".join(map(_printable, text.splitlines()))
 
 
 def shown_slot(slot: int) -> str:
@@ -164,6 +211,17 @@ def shown_time(message: Message, field: str) -> str:
         return ""
     value = getattr(message, field)
     return _iso(value.seconds + value.nanos / 1e9)
+
+
+def shown_duration(message: Message, start: str, end: str) -> str:
+    """Return how long it was from one time of a message to another: "35ms", "2.8s", "1h30m"."""
+    if not (message.HasField(start) and message.HasField(end)):
+        return ""
+    from_ms, to_ms = (getattr(message, field).ToMilliseconds() for field in (start, end))
+    elapsed_ms = max(0, to_ms - from_ms)
+    if 1_000 <= elapsed_ms < 60_000:
+        return f"{elapsed_ms / 1_000:.1f}s"
+    return format_duration(elapsed_ms if elapsed_ms < 60_000 else elapsed_ms // 1_000 * 1_000)
 
 
 def _iso(seconds: float) -> str:

@@ -29,9 +29,19 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace, admin: AdminClient) -> int:
     if args.json:
         for instance in admin.list_instances():
-            _admin.print_json(instance)
+            # Only its own sessions a sidecar knows, and only GetInstance tells of them.
+            _admin.print_json(instance, without="sessions")
     else:
-        heads = ("INSTANCE", "STATE", "READY", "RUNNING", "SEEN (UTC)", "VERSION", "TZDATA", "NOTES")
+        heads = (
+            "INSTANCE",
+            "STATE",
+            "READY",
+            "RUNNING",
+            "SEEN (UTC)",
+            "VERSION",
+            "TZDATA",
+            "NOTES",
+        )
         _admin.print_table(heads, map(_row, admin.list_instances()))
     return 0
 

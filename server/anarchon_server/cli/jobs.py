@@ -38,6 +38,9 @@ def _row(job: admin_pb2.Job) -> tuple[str, ...]:
     notes = ["definitions differ"] if job.definitions_differ else []
     if job.paused:
         notes.append(f"paused: {job.pause_reason}" if job.pause_reason else "paused")
+    handled = bool(job.instance_ids)
+    if not handled:
+        notes.append("no instance handles it")
     last = ""
     if job.HasField("last_run"):
         state = _admin.word_of(job.last_run, "state")
@@ -45,7 +48,7 @@ def _row(job: admin_pb2.Job) -> tuple[str, ...]:
     return (
         job.spec.name,
         job.description,
-        _admin.shown_slot(job.next_slots[0]) if job.next_slots else "",
+        _admin.shown_slot(job.next_slots[0]) if job.next_slots and handled else "-",
         last,
         str(len(job.instance_ids)),
         ", ".join(notes),

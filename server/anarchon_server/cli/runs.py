@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import chain
 
 from anarchon.admin import AdminClient
 from anarchon.v1 import run_pb2
-from anarchon_server.cli import _admin
+from anarchon_server.cli import USAGE_ERROR, _admin
 
 LIMIT_DEFAULT = 20
 WATCH_EVERY_S = 1.0
 
 _WATCHED_MAX = 500
+_OUTCOME_SHOWN = 100
 _PREFIX = "RUN_STATE_"
 _STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
-_HEADS = ("JOB", "SLOT (UTC)", "STATE", "REASON", "ATTEMPT", "INSTANCE", "STARTED", "ENDED")
+_HEADS = ("JOB", "SLOT (UTC)", "STATE", "ATTEMPT", "INSTANCE", "STARTED", "DURATION", "OUTCOME")
 
 
 # The subparsers object has no public type.
@@ -25,16 +29,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "runs",
         help="list the runs, newest first",
-        description="List the runs of the namespace, newest slot first.",
+        description="List the runs of the namespace, newest slot first. With --job and --slot show "
+        "one run in full, with the stack traces of its attempts.",
     )
     parser.add_argument("--job", metavar="NAME", default="", help="only of this job")
     parser.add_argument(
+        "--slot",
+        metavar="SLOT",
+        type=_slot,
+        help="one run in full: its slot as it is listed, or in milliseconds; needs --job",
+    )
+    parser.add_argument(
         "--state",
         metavar="STATE",
-        action="append",
+        action="extend",
+        type=_states,
         default=[],
-        choices=_STATES,
-        help=f"only in this state; may be given again: {', '.join(_STATES)}",
+        help=f"only in these states, separated by commas: {', '.join(_STATES)}",
     )
     parser.add_argument(
         "--limit",
@@ -52,7 +63,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """List the runs."""
-    return _admin.with_admin("runs", args, lambda admin: _list(args, admin))
+    if args.slot is None:
+        return _admin.with_admin("runs", args, lambda admin: _list(args, admin))
+    if not args.job:
+        print("anarchon runs: --slot needs the job too: --job NAME", file=sys.stderr)
+        return USAGE_ERROR
+    return _admin.with_admin("runs", args, lambda admin: _show(args, admin))
 
 
 def _positive(text: str) -> int:
@@ -61,23 +77,57 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _states(text: str) -> list[str]:
+    words = [word.strip().lower() for word in text.split(",")]
+    for word in words:
+        if word not in _STATES:
+            raise argparse.ArgumentTypeError(f"{word!r}: there are {', '.join(_STATES)}")
+    return words
+
+
+def _slot(text: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as it is listed, 2026-10-10T12:00:10Z, or in milliseconds"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000)
+
+
+# ── Several runs ────────────────────────────────────────────────────────────────────────────────
+
+
 def _list(args: argparse.Namespace, admin: AdminClient) -> int:
+    found = _runs(args, admin, max(args.limit, _WATCHED_MAX) if args.watch else args.limit)
+    first = next(found, None)
+    if first is None:
+        if args.job:
+            admin.get_job(args.job)  # raises where there is none of that name
+        print("no runs" if not args.watch else "no runs yet", file=sys.stderr)
+    runs = [] if first is None else chain([first], found)
     if args.watch:
-        _watch(args, admin)
+        _watch(args, admin, runs)
     elif args.json:
-        for found in _runs(args, admin, args.limit):
-            _admin.print_json(found)
-    else:
-        _admin.print_table(_HEADS, map(_row, _runs(args, admin, args.limit)))
+        for one in runs:
+            _admin.print_json(one)
+    elif first is not None:
+        _admin.print_table(_HEADS, map(_row, runs))
     return 0
 
 
-def _watch(args: argparse.Namespace, admin: AdminClient) -> None:
+def _watch(args: argparse.Namespace, admin: AdminClient, newest: Iterable[run_pb2.Run]) -> None:
     """Print the newest runs, oldest first, and then every one that is new or has changed."""
+    table = _admin.Table(_HEADS)
     seen: dict[tuple[str, int], bytes] = {}
-    limit = args.limit
+    most: int | None = args.limit
     while True:
-        for found in reversed(list(_runs(args, admin, limit))):
+        changed = []
+        for found in reversed(list(newest)):
             key = (found.job, found.slot)
             # A lease moves on with every heartbeat, which is no change for people.
             now = run_pb2.Run()
@@ -85,23 +135,29 @@ def _watch(args: argparse.Namespace, admin: AdminClient) -> None:
             now.ClearField("lease_end_time")
             content = now.SerializeToString(deterministic=True)
             if seen.pop(key, None) != content:
-                _show_change(args, found)
+                changed.append(found)
             seen[key] = content
+        # Of those that were there before only as many as were asked for.
+        _print_changes(args, table, changed if most is None else changed[-most:])
+        most = None
         while len(seen) > 2 * _WATCHED_MAX:
             del seen[next(iter(seen))]
-        limit = _WATCHED_MAX
         _pause(WATCH_EVERY_S)
+        newest = _runs(args, admin, _WATCHED_MAX)
+
+
+def _print_changes(
+    args: argparse.Namespace, table: _admin.Table, changed: list[run_pb2.Run]
+) -> None:
+    if args.json:
+        for found in changed:
+            _admin.print_json(found)
+    elif changed:
+        table.print(map(_row, changed))
 
 
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
-
-
-def _show_change(args: argparse.Namespace, found: run_pb2.Run) -> None:
-    if args.json:
-        _admin.print_json(found)
-    else:
-        print("  ".join(filter(None, _row(found))), flush=True)
 
 
 def _runs(args: argparse.Namespace, admin: AdminClient, limit: int) -> Iterator[run_pb2.Run]:
@@ -120,9 +176,67 @@ def _row(found: run_pb2.Run) -> tuple[str, ...]:
         found.job,
         _admin.shown_slot(found.slot),
         _admin.word_of(found, "state"),
-        found.reason,
         str(last.attempt or ""),
         last.instance_id,
         _admin.shown_time(last, "start_time"),
-        _admin.shown_time(last, "end_time"),
+        _admin.shown_duration(last, "start_time", "end_time"),
+        _outcome(found, last),
     )
+
+
+def _outcome(found: run_pb2.Run, last: run_pb2.Attempt) -> str:
+    """Why the run is where it is: the protocol's reason, what was raised, what was returned."""
+    parts = [found.reason or last.reason, _raised(last), last.result]
+    text = "; ".join(filter(None, parts))
+    return text if len(text) <= _OUTCOME_SHOWN else f"{text[: _OUTCOME_SHOWN - 3]}..."
+
+
+def _raised(attempt: run_pb2.Attempt) -> str:
+    failure = attempt.failure
+    return ": ".join(filter(None, (failure.type, failure.message)))
+
+
+# ── One run ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(args: argparse.Namespace, admin: AdminClient) -> int:
+    found = admin.get_run(args.job, args.slot)
+    if args.json:
+        _admin.print_json(found)
+        return 0
+    because = f" ({found.reason})" if found.reason else ""
+    _print_facts(
+        "",
+        ("job", found.job),
+        ("slot", f"{_admin.shown_slot(found.slot)}  {found.slot}"),
+        ("trigger", _admin.word_of(found, "trigger")),
+        ("state", _admin.word_of(found, "state") + because),
+    )
+    for attempt in found.attempts:
+        _show_attempt(attempt)
+    return 0
+
+
+def _show_attempt(attempt: run_pb2.Attempt) -> None:
+    because = f" ({attempt.reason})" if attempt.reason else ""
+    print(f"\nattempt {attempt.attempt} on {attempt.instance_id}")
+    _print_facts(
+        "  ",
+        ("state", _admin.word_of(attempt, "state") + because),
+        ("cause", _admin.word_of(attempt, "cause")),
+        ("fence", str(attempt.fence)),
+        ("claimed", _admin.shown_time(attempt, "claim_time")),
+        ("started", _admin.shown_time(attempt, "start_time")),
+        ("ended", _admin.shown_time(attempt, "end_time")),
+        ("took", _admin.shown_duration(attempt, "start_time", "end_time")),
+        ("result", attempt.result),
+        ("raised", _raised(attempt)),
+    )
+    for line in _admin.shown_text(attempt.failure.stack_trace).splitlines():
+        print(f"    {line}")
+
+
+def _print_facts(indent: str, *facts: tuple[str, str]) -> None:
+    for name, text in facts:
+        if text:
+            print(f"{indent}{name:<9}{_admin.shown_text(text)}")

@@ -435,7 +435,7 @@ def instance_out(instance: model.Instance, namespace: str) -> admin_pb2.Instance
         seen_time=timestamp(instance.seen_at),
         clock_offset=duration(instance.clock_offset_ms),
         running=instance.running,
-        ready=instance.ready,
+        ready=instance.ready and instance.state is not model.InstanceState.LOST,
         reasons=instance.reasons,
         doubts=instance.doubts,
         incarnation=instance.incarnation,

@@ -14,7 +14,7 @@ import pytest
 
 from anarchon.v1 import admin_pb2, run_pb2, session_pb2
 from anarchon_server import cli
-from anarchon_server.cli import _admin, runs
+from anarchon_server.cli import _admin, jobs, runs
 from tests.unit.server.sidecars import (
     Sidecar,
     every,
@@ -88,14 +88,66 @@ async def test_runs_are_objects_in_the_protocols_words(
     assert "\x1b" not in out
 
 
-async def test_runs_are_a_table_for_people(
-    command: Command, history: session_pb2.Assignment
-) -> None:
-    status, out, _ = await command("runs", "--limit", "1")
-    assert status == 0
+@pytest.mark.usefixtures("history")
+async def test_runs_are_a_table_for_people(command: Command) -> None:
+    status, out, err = await command("runs", "--state", "FAILED,skipped", "--limit", "1")
+    assert (status, err) == (0, "")
     head, row = out.splitlines()
     assert head.split()[:2] == ["JOB", "SLOT"]
     assert row.startswith("fast  2")
+    assert row.endswith("  ValueError: no\\x1b[31m")
+
+
+async def test_one_run_is_shown_in_full_with_its_traces(
+    command: Command, history: session_pb2.Assignment
+) -> None:
+    status, out, _ = await command("runs", "--job", "fast", "--slot", str(history.slot))
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "job      fast"
+    assert lines[3] == "state    failed"
+    assert "attempt 1 on test:1" in lines
+    assert "  raised   ValueError: no\\x1b[31m" in lines
+    assert lines[-1] == "    line 1"
+    shown = _admin.shown_slot(history.slot)
+    _, out, _ = await command("runs", "--job", "fast", "--slot", shown, "--json")
+    (found,) = objects(out)
+    assert found["attempts"][0]["failure"]["stack_trace"] == "line 1"
+
+
+@pytest.mark.usefixtures("history")
+async def test_what_there_is_not_is_said(command: Command) -> None:
+    assert await command("runs", "--job", "slow") == (0, "", "no runs\n")
+    status, out, err = await command("runs", "--job", "nope")
+    assert (status, out) == (1, "")
+    assert err.startswith("anarchon runs: no job 'nope'")
+    status, out, err = await command("runs", "--job", "fast", "--slot", "5")
+    assert (status, out) == (1, "")
+    assert err.startswith("anarchon runs: no run 'fast 5'")
+    status, out, err = await command("runs", "--slot", "5")
+    assert (status, out, err) == (2, "", "anarchon runs: --slot needs the job too: --job NAME\n")
+
+
+def test_the_outcome_of_a_run_is_its_reason_its_error_and_its_result() -> None:
+    found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SKIPPED, reason="overlap")
+    assert runs._row(found)[-1] == "overlap"
+    found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SUCCESS)
+    last = found.attempts.add(attempt=1, result="x" * 200)
+    last.start_time.FromMilliseconds(1_000)
+    last.end_time.FromMilliseconds(3_800)
+    assert runs._row(found)[-2:] == ("2.8s", "x" * 97 + "...")
+
+
+@pytest.mark.parametrize(
+    ("elapsed_ms", "shown"),
+    [(-5, "0s"), (35, "35ms"), (1_000, "1.0s"), (59_999, "60.0s"), (5_400_500, "1h30m")],
+)
+def test_durations_are_as_exact_as_people_need(elapsed_ms: int, shown: str) -> None:
+    attempt = run_pb2.Attempt()
+    attempt.start_time.FromMilliseconds(10_000)
+    assert _admin.shown_duration(attempt, "start_time", "end_time") == ""
+    attempt.end_time.FromMilliseconds(10_000 + elapsed_ms)
+    assert _admin.shown_duration(attempt, "start_time", "end_time") == shown
 
 
 def runs_args(*flags: str) -> Any:
@@ -103,46 +155,70 @@ def runs_args(*flags: str) -> Any:
     return parser.parse_args(["runs", *flags])
 
 
-def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(slot: int, state: Any, lease: int) -> run_pb2.Run:
-        found = run_pb2.Run(job="a", slot=slot, state=state)
-        found.lease_end_time.seconds = lease
-        return found
+def run(slot: int, state: Any = run_pb2.RUN_STATE_SUCCESS, lease: int = 1) -> run_pb2.Run:
+    found = run_pb2.Run(job="a", slot=slot, state=state)
+    found.lease_end_time.seconds = lease
+    return found
 
-    pages = iter(
-        [
-            [run(2, run_pb2.RUN_STATE_RUNNING, 1), run(1, run_pb2.RUN_STATE_SUCCESS, 1)],
-            [run(2, run_pb2.RUN_STATE_RUNNING, 9), run(1, run_pb2.RUN_STATE_SUCCESS, 1)],
-            [run(3, run_pb2.RUN_STATE_CLAIMED, 1), run(2, run_pb2.RUN_STATE_FAILED, 9)],
-        ]
+
+Watch = Callable[..., str]
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Watch:
+    """What watching prints when the sidecar answers with these pages, newest run first."""
+
+    def watched(*pages: list[run_pb2.Run], flags: tuple[str, ...] = ()) -> str:
+        answers = iter(pages)
+        monkeypatch.setattr(runs, "_runs", lambda *_: iter(next(answers)))
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == len(pages):
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(runs, "_pause", wait)
+        with pytest.raises(KeyboardInterrupt):
+            runs._list(runs_args("--watch", *flags), None)  # type: ignore[arg-type]
+        return capsys.readouterr().out
+
+    return watched
+
+
+def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(watch: Watch) -> None:
+    out = watch(
+        [run(2, run_pb2.RUN_STATE_RUNNING), run(1)],
+        [run(2, run_pb2.RUN_STATE_RUNNING, lease=9), run(1)],
+        [run(3, run_pb2.RUN_STATE_CLAIMED), run(2, run_pb2.RUN_STATE_FAILED, lease=9)],
+        flags=("--json",),
     )
-    monkeypatch.setattr(runs, "_runs", lambda *_: next(pages))
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(runs, "_pause", wait)
-    with pytest.raises(KeyboardInterrupt):
-        runs._watch(runs_args("--watch", "--json"), None)  # type: ignore[arg-type]
-    shown = [(found["slot"], found["state"]) for found in objects(capsys.readouterr().out)]
+    shown = [(found["slot"], found["state"]) for found in objects(out)]
     assert shown == [(1, "success"), (2, "running"), (2, "failed"), (3, "claimed")]
 
 
-def test_a_watched_change_is_one_line_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_pb2.Run(job="a", slot=1_791_633_610_000, state=run_pb2.RUN_STATE_SUCCESS)
-    runs._show_change(runs_args("--watch"), found)
-    assert capsys.readouterr().out == "a  2026-10-10T12:00:10Z  success\n"
+def test_watching_shows_no_more_old_runs_than_were_asked_for(watch: Watch) -> None:
+    old = [run(slot) for slot in range(200, 0, -1)]
+    out = watch(old, old, [run(201), *old], flags=("--json", "--limit", "3"))
+    assert [found["slot"] for found in objects(out)] == [198, 199, 200, 201]
+
+
+def test_watched_runs_stand_below_their_heads(watch: Watch) -> None:
+    slot = 1_791_633_610_000
+    won = run(slot, run_pb2.RUN_STATE_RUNNING)
+    won.attempts.add(attempt=1, instance_id="demo-1")
+    out = watch([], [won], [run(slot + 1_000, run_pb2.RUN_STATE_SKIPPED)])
+    head, first, second = out.splitlines()
+    assert head.split()[:2] == ["JOB", "SLOT"]
+    assert first[head.index("INSTANCE") :].startswith("demo-1")
+    assert second[head.index("STATE") :].startswith("skipped")
 
 
 @pytest.mark.parametrize(
     ("flags", "right"),
     [
-        (["--state", "done"], "'success'"),
+        (["--state", "success,done"], "'done': there are due, claimed"),
+        (["--slot", "yesterday"], "2026-10-10T12:00:10Z, or in milliseconds"),
         (["--limit", "0"], "a whole number from 1"),
         (["--limit", "many"], "a whole number from 1"),
     ],
@@ -172,6 +248,14 @@ async def test_jobs_are_listed(command: Command) -> None:
     _, table, _ = await command("jobs")
     assert [line.split()[0] for line in table.splitlines()] == ["JOB", "fast", "slow"]
     assert "every 1h" in table
+    assert "no instance handles it" not in table
+
+
+def test_a_job_that_nobody_handles_shows_no_next_slot() -> None:
+    job = admin_pb2.Job(spec=every("a"), next_slots=[1_791_633_610_000], instance_ids=["a:1"])
+    assert jobs._row(job)[2:] == ("2026-10-10T12:00:10Z", "", "1", "")
+    del job.instance_ids[:]
+    assert jobs._row(job)[2:] == ("-", "", "0", "no instance handles it")
 
 
 @pytest.mark.usefixtures("history")
@@ -180,6 +264,7 @@ async def test_instances_are_listed(command: Command) -> None:
     (found,) = objects(out)
     assert (found["instance_id"], found["state"]) == ("test:1", "active")
     assert found["namespace"] == "default"
+    assert "sessions" not in found
     _, table, _ = await command("instances")
     assert "VERSION  TZDATA" in " ".join(table.splitlines()[0].split()).replace(" ", "  ")
     assert table.splitlines()[1].startswith("test:1    active")
@@ -201,9 +286,9 @@ def test_a_sidecar_that_is_not_there_is_one_line(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([name, "--address", "127.0.0.1:1"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"anarchon {name}: no sidecar answers at 127.0.0.1:1")
-    assert err.count("\n") == 1
+    assert capsys.readouterr().err == (
+        f"anarchon {name}: no sidecar answers at 127.0.0.1:1; start one with `anarchon serve`\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +303,7 @@ def test_a_sidecar_that_is_not_there_is_one_line(
 def test_what_cannot_be_called_is_refused_before_it_is_tried(
     flags: tuple[str, ...], right: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["jobs", *flags]) == 1
+    assert cli.main(["jobs", *flags]) == 2
     err = capsys.readouterr().err
     assert err.startswith("anarchon jobs: ")
     assert right in err
@@ -262,8 +347,9 @@ def test_a_map_is_an_object() -> None:
 def test_a_terminal_is_shown_one_printable_line_a_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _admin.print_table(("A", "B"), [("x\x1b[2J\n", "y"), ("z" * 100, "")])
+    _admin.print_table(("A", "B"), [("x\x1b[2J\n", "y" * 100), ("z" * 100, "")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
+    assert lines[1].endswith("y" * 100), "what stands last is shown whole"
     assert lines[2].endswith("z...")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -246,3 +247,10 @@ def test_what_has_no_limit_and_no_lease_says_nothing_of_them() -> None:
     assert not shown.HasField("lease_end_time")
     assert not shown.HasField("timeout")
     assert shown.instance_id == "b:2"
+
+
+def test_an_instance_that_is_lost_is_not_ready_whatever_it_last_said() -> None:
+    instance = model.Instance("a:1", "f" * 32, state=model.InstanceState.ACTIVE, ready=True)
+    assert wire.instance_out(instance, "default").ready
+    lost = dataclasses.replace(instance, state=model.InstanceState.LOST)
+    assert not wire.instance_out(lost, "default").ready
