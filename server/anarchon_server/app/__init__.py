@@ -21,6 +21,7 @@ from anarchon_server.config import Config, default_store, state_directory
 from anarchon_server.core import limits
 from anarchon_server.core.engine import Engine, Status
 from anarchon_server.core.errors import AnarchonError, StoreError, StoreRefused
+from anarchon_server.core.model import InstanceState
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.slots import TZDATA_VERSION
 from anarchon_server.core.store import OpenOptions, Store, StoreReport
@@ -58,7 +59,7 @@ def run(config: Config) -> int:
             _log.warning("failpoints_armed", extra={"fields": {"failpoints": armed}})
         return asyncio.run(_run(config))
     except (AnarchonError, failpoints.UnknownActionError) as error:
-        _log.error("refused", extra={"fields": {"error": str(error)}})
+        logs.refused(error)
         return REFUSED
 
 
@@ -226,7 +227,10 @@ class Sidecar:
         if not reasons:
             _log.info("ready")
         elif not first:
-            _log.warning("not_ready", extra={"fields": {"reasons": "; ".join(reasons)}})
+            # A stop is no reason to worry: somebody asked for it.
+            asked_for = status.instance.state is InstanceState.DRAINING
+            level = logging.INFO if asked_for else logging.WARNING
+            _log.log(level, "not_ready", extra={"fields": {"reasons": "; ".join(reasons)}})
 
 
 def _find_store(config: Config, clock: SystemClock) -> Store:

@@ -35,6 +35,15 @@ def set_up(
     logging.getLogger("anarchon").setLevel(level.upper())
 
 
+REFUSED = "refused"
+"""The event of a sidecar that cannot go on until somebody changes something."""
+
+
+def refused(error: Exception) -> None:
+    """Say why the sidecar ends: in JSON as an event, in text as the command line says it."""
+    logging.getLogger("anarchon").error(REFUSED, extra={"fields": {"error": str(error)}})
+
+
 class _Formatter(logging.Formatter):
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -89,11 +98,16 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """Time, level, event, and fields as `name=value`; a traceback follows on lines of its own."""
+    """Time, level, event, and fields as `name=value`; a traceback follows on lines of its own.
+
+    A refusal is the error alone, in the style of every other command.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         parts = self.parts(record)
+        if parts["event"] == REFUSED:
+            return f"anarchon serve: {parts['error']}"
         trace = parts.pop("traceback", "")
         head = f"{parts.pop('time')} {parts.pop('level').upper():<7} {parts.pop('event')}"
         line = " ".join([head, *(f"{name}={_quoted(value)}" for name, value in parts.items())])

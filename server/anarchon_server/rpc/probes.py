@@ -7,6 +7,8 @@ Read-only: GET only, one answer a connection, everything bounded.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable
 
 from anarchon_server.config import Address
@@ -38,7 +40,7 @@ class Probes:
             )
         except OSError as error:
             raise ListenError(
-                f"cannot serve probes on {self._address}: {error.strerror}: choose another address "
+                f"cannot serve probes on {self._address}: {_why(error)}: choose another address "
                 "with --http"
             ) from None
         return Address(host, self._server.sockets[0].getsockname()[1])
@@ -78,6 +80,13 @@ class Probes:
         text = "".join(f"{reason}\n" for reason in reasons) or "ok\n"
         response = _response(status, text)
         return response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if method == "HEAD" else response
+
+
+def _why(error: OSError) -> str | None:
+    """Return the system's words: asyncio's own text has the address once more."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror
+    return os.strerror(error.errno)
 
 
 def _response(status: str, text: str, more: str = "") -> bytes:

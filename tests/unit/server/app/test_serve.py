@@ -91,13 +91,15 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         process.close()
 
 
-def test_one_line_says_what_is_served_and_from_where(serve: Serve, tmp_path: Path) -> None:
+def test_one_line_says_what_is_served_and_the_default_stores_directory_is_made(
+    serve: Serve, tmp_path: Path
+) -> None:
     sidecar = serve("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--instance-id", "a:1")
     line = sidecar.line_with("serving")
     store = tmp_path / ".local" / "state" / "anarchon" / "anarchon.db"
     assert re.search(
         r"INFO +serving version=\S+ instance_id=a:1 namespace=default "
-        rf"store={re.escape(str(store))} listen=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+$",
+        rf'store="sqlite file {re.escape(str(store))}" listen=127\.0\.0\.1:\d+ http=127\.0\.0\.1:\d+$',
         line,
     )
     assert store.parent.stat().st_mode & 0o777 == 0o700
@@ -105,6 +107,7 @@ def test_one_line_says_what_is_served_and_from_where(serve: Serve, tmp_path: Pat
     sidecar.popen.send_signal(signal.SIGTERM)
     assert sidecar.ended() == 0
     assert any("stopped" in line for line in sidecar.lines)
+    assert not any("WARNING" in line for line in sidecar.lines), "a stop is no reason to worry"
 
 
 def test_readiness_is_said_once_and_probes_show_it(serve: Serve) -> None:
@@ -207,19 +210,27 @@ def test_a_refusal_is_one_line_and_exit_status_2_also_of_the_process(serve: Serv
     sidecar = serve(ANARCHON_STORE="mongo://u:hunter2@h/db")
     assert sidecar.ended() == REFUSED
     (line,) = sidecar.lines
-    assert "known ones: memory:, sqlite:" in line
+    assert line.startswith("anarchon serve: no backend serves store URLs that begin with 'mongo'")
     assert "hunter2" not in line
+
+
+def test_a_refusal_is_an_event_where_logs_are_json(refusal: Refusal, tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/none/anarchon.db"
+    line = json.loads(refusal("--store", store, "--log-format", "json"))
+    assert (line["level"], line["event"]) == ("error", "refused")
+    assert str(tmp_path / "none") in line["error"]
 
 
 def test_an_unknown_store_is_refused(refusal: Refusal) -> None:
     line = refusal(ANARCHON_STORE="mongo://u:hunter2@h/db")
-    assert "known ones: memory:, sqlite:" in line
+    assert "known ones: memory:, " in line
+    assert "sqlite:" in line
     assert "hunter2" not in line
 
 
 def test_a_store_that_is_not_there_yet_is_refused(refusal: Refusal) -> None:
-    line = refusal(ANARCHON_STORE="postgresql://u:hunter2@h/db")
-    assert "no backend for postgresql: yet" in line
+    line = refusal(ANARCHON_STORE="amqp://u:hunter2@h/vhost")
+    assert "no backend for amqp: yet" in line
     assert "hunter2" not in line
 
 
@@ -242,7 +253,10 @@ def test_a_port_in_use_is_refused(refusal: Refusal) -> None:
         line = refusal("--store", "memory:", "--listen", address)
         assert f"{address} is in use by another process" in line
         probes = ("--store", "memory:", "--listen", "127.0.0.1:0", "--http", address)
-        assert "choose another address with --http" in refusal(*probes)
+        assert refusal(*probes) == (
+            f"anarchon serve: cannot serve probes on {address}: Address already in use: "
+            "choose another address with --http"
+        )
 
 
 def test_a_bad_setting_is_refused_with_what_would_be_right(refusal: Refusal) -> None:
