@@ -18,7 +18,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -394,26 +394,19 @@ class PostgresStore:
     ) -> port.Reply[port.Registration]:
         """Records all that the instance holds now, under locks of its jobs' rows."""
         wanted = [machine.hold_of(instance, each) for each in definitions]
-        kept = [
-            {
-                "job": hold.job,
-                "definition_id": hold.definition_id,
-                "schedule_id": hold.schedule_id,
-                "window_ms": each.window_ms,
-                "spec": each.spec.to_json(),
-            }
-            for hold, each in {
-                h.definition_id + h.job: (h, d) for h, d in zip(wanted, definitions, strict=True)
-            }.values()
-        ]
-        read = self._call("register_read", "text text[]")
+        told = dict(zip(wanted, definitions, strict=True))
+        names = [hold.job for hold in wanted]
+        read = self._call("register_read", "text text text[]")
         write = self._call("register_write", _REGISTER_TYPES)
 
         async def work(session: Session) -> port.Reply[port.Registration]:
             async with session.transaction():
-                names = [hold.job for hold in wanted]
-                document = json.loads(await session.read(read, self._namespace, names))
+                text = await session.read(read, self._namespace, instance.incarnation, names)
+                document = json.loads(text)
                 rows, held = Rows(document["rows"]), _by_job(document["held"] or ())
+                windows = {_hold_of(row): row["window_ms"] for row in document["held"] or ()}
+                new = [hold for hold in told if windows.get(hold) != told[hold].window_ms]
+                before = {name: rows.job(name) for name in names}
                 for hold in wanted:
                     verdict = machine.judge_registration(
                         hold,
@@ -433,9 +426,11 @@ class PostgresStore:
                     instance.instance_id,
                     instance.lease_ms,
                     instance_text(instance),
-                    rows.changed_jobs(),
+                    names,
+                    [hold.definition_id for hold in wanted],
+                    rows.job_rows(_changed_jobs(rows, before, new)),
                     rows.changed_schedules(),
-                    json.dumps(kept),
+                    json.dumps([_definition_row(hold, told[hold]) for hold in new]),
                 )
             for job, holds in held.items():
                 held[job] = [h for h in holds if h.incarnation != instance.incarnation]
@@ -699,7 +694,7 @@ _BEAT_TYPES = (
     " text[] int8[] text[] text[] int8"
 )
 _COMPLETE_TYPES = "text text[] int8[] text[] text[] text[] text[] int8[]"
-_REGISTER_TYPES = "text int8 text text int8 text json json json"
+_REGISTER_TYPES = "text int8 text text int8 text text[] text[] json json json"
 _PRUNE_TYPES = "text text[] int8[] int8[] int8[] bool[] json json int8 int8"
 
 
@@ -783,7 +778,29 @@ def _grouped(rows: Iterable[Document]) -> dict[str, list[Document]]:
 
 
 def _by_job(rows: Iterable[Document]) -> dict[str, list[machine.Hold]]:
-    return {job: [machine.Hold(**row) for row in group] for job, group in _grouped(rows).items()}
+    return {job: [_hold_of(row) for row in group] for job, group in _grouped(rows).items()}
+
+
+def _hold_of(row: Document) -> machine.Hold:
+    return machine.Hold(row["incarnation"], row["job"], row["definition_id"], row["schedule_id"])
+
+
+def _changed_jobs(
+    rows: Rows, before: Mapping[str, machine.JobRecord], new: Iterable[machine.Hold]
+) -> set[str]:
+    """The jobs whose rows a registration writes: what they are or what is in use has changed."""
+    changed = {name for name, job in before.items() if rows.job(name) != job}
+    return changed | {hold.job for hold in new} | {job for job, _ in rows.moved}
+
+
+def _definition_row(hold: machine.Hold, definition: model.Definition) -> dict[str, object]:
+    return {
+        "job": hold.job,
+        "definition_id": hold.definition_id,
+        "schedule_id": hold.schedule_id,
+        "window_ms": definition.window_ms,
+        "spec": definition.spec.to_json(),
+    }
 
 
 def _registration(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from anarchon_server.core import machine, model
@@ -124,11 +124,13 @@ class Rows:
         """The runs that were changed, by job and slot."""
         return self._saved
 
-    def changed_jobs(self) -> str:
-        """The jobs whose rows were decided on, as JSON."""
-        return self._job_rows(self._locked)
+    @property
+    def moved(self) -> Collection[tuple[str, str]]:
+        """The schedules that were changed, by job and identity."""
+        return self._changed_schedules
 
-    def _job_rows(self, names: Iterable[str]) -> str:
+    def job_rows(self, names: Iterable[str]) -> str:
+        """The jobs' rows as they are now, with the versions they had, as JSON."""
         rows = [{"version": self.version(n), **dataclasses.asdict(self.job(n))} for n in names]
         return json.dumps(rows)
 
@@ -143,7 +145,7 @@ class Rows:
         runs = [run_row(run, self._run_versions.get(key, 0)) for key, run in self._saved.items()]
         past = [row for key in self._saved for row in self._past_attempts(key)]
         return (
-            self._job_rows(changed & self._locked),
+            self.job_rows(changed & self._locked),
             self.changed_schedules(),
             json.dumps(runs),
             json.dumps(past),

@@ -374,25 +374,40 @@ BEGIN
 END $$;
 """
 
-# An instance that leaves, or is no longer known: it goes with what it held until `_until`.
+# `let_go`: an instance no longer holds what it held until `_until`, but for what is to be kept.
+# `forget`: it leaves, or is no longer known.
 _FORGET = """
-CREATE FUNCTION anarchon.forget(_ns text, _incarnation text, _until int8) RETURNS void
-LANGUAGE plpgsql {settings} AS $$
+CREATE FUNCTION anarchon.let_go(
+    _ns text, _incarnation text, _until int8, _kept_jobs text[], _kept_ids text[]
+) RETURNS void LANGUAGE plpgsql {settings} AS $$
+DECLARE
+    _gone_jobs text[];
+    _gone_ids text[];
 BEGIN
-    PERFORM FROM (SELECT job, definition_id FROM anarchon.hold
-            WHERE namespace = _ns AND incarnation = _incarnation ORDER BY job, definition_id) want
-        CROSS JOIN LATERAL (
-            SELECT FROM anarchon.definition WHERE namespace = _ns AND job = want.job
-            AND definition_id = want.definition_id FOR UPDATE) lock;
-    WITH held AS MATERIALIZED (
-        DELETE FROM anarchon.hold WHERE namespace = _ns AND incarnation = _incarnation
-        RETURNING job, definition_id)
-    INSERT INTO anarchon.definition
-        SELECT d.* FROM held CROSS JOIN LATERAL (
-            SELECT * FROM anarchon.definition WHERE namespace = _ns AND job = held.job
-            AND definition_id = held.definition_id OFFSET 0) d
+    SELECT array_agg(job), array_agg(definition_id) INTO _gone_jobs, _gone_ids FROM (
+        SELECT job, definition_id FROM anarchon.hold
+        WHERE namespace = _ns AND incarnation = _incarnation AND ((job, definition_id) IN (
+            SELECT unnest(_kept_jobs) COLLATE "C", unnest(_kept_ids) COLLATE "C")) IS NOT TRUE
+        ORDER BY job, definition_id) gone;
+    IF _gone_jobs IS NULL THEN
+        RETURN;
+    END IF;
+    WITH was_held AS MATERIALIZED (
+        SELECT d.* FROM unnest(_gone_jobs, _gone_ids) gone (job, id) CROSS JOIN LATERAL (
+            SELECT * FROM anarchon.definition WHERE namespace = _ns AND job = gone.job
+            AND definition_id = gone.id FOR UPDATE) d)
+    INSERT INTO anarchon.definition SELECT * FROM was_held
         ON CONFLICT (namespace, job, definition_id)
             DO UPDATE SET held_at = greatest(definition.held_at, _until);
+    DELETE FROM anarchon.hold h WHERE namespace = _ns AND incarnation = _incarnation
+        AND ((job, definition_id) IN (
+            SELECT unnest(_gone_jobs) COLLATE "C", unnest(_gone_ids) COLLATE "C")) IS TRUE;
+END $$;
+
+CREATE FUNCTION anarchon.forget(_ns text, _incarnation text, _until int8) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM anarchon.let_go(_ns, _incarnation, _until, '{{}}', '{{}}');
     DELETE FROM anarchon.instance WHERE namespace = _ns AND incarnation = _incarnation;
 END $$;
 """
@@ -496,9 +511,10 @@ END $$;
 """
 
 # A registration is decided outside while the jobs' rows are locked: `register_read`, then
-# `register_write`, in one transaction. Both raise the jobs' versions, as what is in use changes.
+# `register_write`, in one transaction, of what is new to the store. It raises the version of a job
+# of which something else is held than before, as what is in use has changed.
 _REGISTER = """
-CREATE FUNCTION anarchon.register_read(_ns text, _jobs text[]) RETURNS json
+CREATE FUNCTION anarchon.register_read(_ns text, _incarnation text, _jobs text[]) RETURNS json
 LANGUAGE plpgsql {settings} AS $$
 DECLARE
     _rows json;
@@ -512,7 +528,10 @@ BEGIN
     RETURN json_build_object('rows', _rows, 'held', (
         SELECT json_agg(hit) FROM (SELECT DISTINCT each FROM unnest(_jobs) each) want
             CROSS JOIN LATERAL (
-                SELECT h.incarnation, h.job, h.definition_id, h.schedule_id
+                SELECT h.incarnation, h.job, h.definition_id, h.schedule_id,
+                    CASE WHEN h.incarnation = _incarnation THEN (
+                        SELECT window_ms FROM anarchon.definition d WHERE d.namespace = _ns
+                            AND d.job = h.job AND d.definition_id = h.definition_id) END AS window_ms
                 FROM anarchon.hold h WHERE h.namespace = _ns AND h.job = want.each
                     AND EXISTS (SELECT FROM anarchon.instance i WHERE i.namespace = _ns
                         AND i.incarnation = h.incarnation AND _now - i.seen_at <= i.lease_ms)
@@ -521,10 +540,10 @@ END $$;
 
 CREATE FUNCTION anarchon.register_write(
     _ns text, _now int8, _incarnation text, _instance_id text, _lease_ms int8, _record text,
-    _jobs json, _schedules json, _definitions json
+    _held_jobs text[], _held_ids text[], _jobs json, _schedules json, _definitions json
 ) RETURNS void LANGUAGE plpgsql {settings} AS $$
 BEGIN
-    PERFORM anarchon.forget(_ns, _incarnation, _now);
+    PERFORM anarchon.let_go(_ns, _incarnation, _now, _held_jobs, _held_ids);
     INSERT INTO anarchon.instance
         VALUES (_ns, _incarnation, _instance_id, true, _now, _lease_ms, _record)
         ON CONFLICT (namespace, incarnation) DO UPDATE SET (instance_id, registered, seen_at,
@@ -533,9 +552,10 @@ BEGIN
     INSERT INTO anarchon.definition
         SELECT _ns, job, definition_id, schedule_id, window_ms, _now, spec
         FROM json_populate_recordset(NULL::anarchon.definition, _definitions)
-        ORDER BY job, definition_id
+        ORDER BY job COLLATE "C", definition_id COLLATE "C"
         ON CONFLICT (namespace, job, definition_id)
-            DO UPDATE SET (window_ms, held_at) = ROW (excluded.window_ms, excluded.held_at);
+            DO UPDATE SET (window_ms, held_at) = ROW (excluded.window_ms, excluded.held_at)
+            WHERE definition.window_ms <> excluded.window_ms;
     INSERT INTO anarchon.hold
         SELECT _ns, job, _incarnation, definition_id, schedule_id
         FROM json_populate_recordset(NULL::anarchon.definition, _definitions)
