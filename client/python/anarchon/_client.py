@@ -157,6 +157,7 @@ class AnarchonClient:
         jobs = collect(handlers)
         # An error of the beginning should be raised here, not on the loop.
         CallToken(self._endpoint.token_file)
+        self._endpoint.check_socket()
         request = session_pb2.SubscribeRequest(
             session_id=str(uuid.uuid4()),
             client=_client_info(),

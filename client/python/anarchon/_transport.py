@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import os
 import re
+import stat
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from anarchon.v1 import session_pb2, session_pb2_grpc
 DEFAULT_ADDRESS = "127.0.0.1:7420"
 # What a socket address of the system can hold, with its closing zero.
 _UNIX_PATH_MAX_BYTES = 107
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TOKEN_MAX_BYTES = 4_096
 _log = logging.getLogger("anarchon")
 
@@ -93,6 +95,28 @@ class Endpoint:
         address = address or os.environ.get("ANARCHON_ADDRESS") or DEFAULT_ADDRESS
         file = token_file or os.environ.get("ANARCHON_TOKEN_FILE") or None
         return cls(address, credentials, Path(file) if file else None)
+
+    def check_socket(self) -> None:
+        """Raise `ClientError` if somebody else than the sidecar's user could have put a socket here.
+
+        A sidecar makes its socket in a directory that belongs to its user and that nobody else may
+        write, so a socket that lies otherwise is not a sidecar's. One that is not there is no error.
+        """
+        if not self.address.startswith("unix:"):
+            return
+        path = Path(_socket_path(self.address))
+        try:
+            socket, directory = path.lstat(), path.parent.stat()
+        except OSError:
+            return  # nor is one that cannot be seen: connecting says what is wrong
+        mode = stat.S_IMODE(directory.st_mode)
+        if socket.st_uid != directory.st_uid or mode & _OTHERS_WRITE:
+            raise ClientError(
+                f"address {self.address!r}: the socket belongs to user {socket.st_uid} and lies in a "
+                f"directory of user {directory.st_uid}, mode {mode:04o}, so it may be somebody "
+                "else's than the sidecar's: both must belong to one user, and nobody else may write "
+                "in the directory"
+            )
 
     @property
     def absence(self) -> str:
@@ -217,7 +241,7 @@ class GrpcTransport:
     ) -> AsyncGenerator[session_pb2.SubscribeResponse, None]:
         """See `Transport`. Says once, in the log, that there is no sidecar yet."""
         await self._reach()
-        call = self._stub.Subscribe(request, metadata=self._token.metadata(), wait_for_ready=True)
+        call = self._stub.Subscribe(request, metadata=self._metadata(), wait_for_ready=True)
         try:
             async for event in call:
                 yield event
@@ -232,7 +256,7 @@ class GrpcTransport:
         """See `Transport`."""
         try:
             return await self._stub.KeepAlive(
-                request, timeout=timeout_s, metadata=self._token.metadata(), wait_for_ready=False
+                request, timeout=timeout_s, metadata=self._metadata(), wait_for_ready=False
             )
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
@@ -243,7 +267,7 @@ class GrpcTransport:
         """See `Transport`."""
         try:
             return await self._stub.Complete(
-                request, timeout=timeout_s, metadata=self._token.metadata(), wait_for_ready=True
+                request, timeout=timeout_s, metadata=self._metadata(), wait_for_ready=True
             )
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
@@ -254,7 +278,7 @@ class GrpcTransport:
         """See `Transport`."""
         try:
             return await self._stub.CloseSession(
-                request, timeout=timeout_s, metadata=self._token.metadata(), wait_for_ready=False
+                request, timeout=timeout_s, metadata=self._metadata(), wait_for_ready=False
             )
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
@@ -262,6 +286,14 @@ class GrpcTransport:
     async def close(self) -> None:
         """See `Transport`."""
         await self._channel.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call, if what listens may be told it."""
+        try:
+            self._endpoint.check_socket()
+        except ClientError as error:
+            raise SidecarUnavailableError(str(error)) from None
+        return self._token.metadata()
 
     async def _reach(self) -> None:
         """Wait for the connection, and say once that one has to wait."""
@@ -278,10 +310,14 @@ class GrpcTransport:
         self._was_reached = True
 
 
+def _socket_path(address: str) -> str:
+    return re.sub(r"^unix:(//)?", "", address)
+
+
 def _is_local(address: str) -> bool:
     """Whether `address` is on this machine. Raises `ClientError` for what is no address."""
     if address.startswith("unix:"):
-        path = re.sub(r"^unix:(//)?", "", address)
+        path = _socket_path(address)
         if not path.startswith("/"):
             raise ClientError(f"address {address!r}: must be unix:/absolute/path")
         if len(path.encode()) > _UNIX_PATH_MAX_BYTES:

@@ -42,6 +42,7 @@ class AdminClient:
     ) -> None:
         self._endpoint = Endpoint.of(address, credentials, token_file)
         self._token = CallToken(self._endpoint.token_file)
+        self._endpoint.check_socket()
         self._channel = self._endpoint.sync_channel()
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 

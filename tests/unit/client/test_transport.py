@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -354,6 +356,69 @@ async def test_a_unix_socket_works(sidecar: FakeSidecar, app: Application, tmp_p
     async with anarchon.AnarchonClient(server.address) as client:
         await client.subscribe([app.work]).ready()
     await server.stop()
+
+
+def bound(path: Path) -> str:
+    """Put a socket there; return its address."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    return f"unix:{path}"
+
+
+def test_a_socket_where_others_may_write_is_not_trusted(short: Path) -> None:
+    address = bound(short / "s")
+    for mode in (0o770, 0o757, 0o1777):
+        short.chmod(mode)
+        with pytest.raises(anarchon.ClientError, match=rf"mode {mode:04o}, so it may be somebody"):
+            anarchon.AnarchonClient(address).subscribe([NOTHING])
+        with pytest.raises(anarchon.ClientError, match="nobody else may write in the directory"):
+            AdminClient(address)
+    short.chmod(0o750)
+    AdminClient(address).close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a socket away")
+def test_a_socket_of_another_user_than_its_directorys_is_not_trusted(short: Path) -> None:
+    address = bound(short / "s")
+    os.chown(short / "s", 12_345, -1)
+    with pytest.raises(anarchon.ClientError, match="belongs to user 12345 and lies in"):
+        Endpoint(address).check_socket()
+    os.chown(short, 12_345, -1)
+    Endpoint(address).check_socket()  # as with a sidecar of its own user
+
+
+def test_a_socket_that_is_not_there_yet_is_no_error(short: Path) -> None:
+    Endpoint(f"unix:{short}/none").check_socket()
+    Endpoint(f"unix:{short}/no/directory").check_socket()
+
+
+async def test_a_socket_that_is_replaced_gets_no_token_and_no_call(
+    sidecar: FakeSidecar, app: Application, short: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = PuppetServer(sidecar)
+    await server.start(f"unix:{short}/s")
+    async with anarchon.AnarchonClient(server.address) as client:
+        await client.subscribe([app.work]).ready()
+        os.chmod(short, 0o777)  # noqa: PTH101 - on a loop
+        told = Told()
+        logging.getLogger("anarchon").addHandler(told)
+        sidecar.break_stream()
+        await told.first
+        logging.getLogger("anarchon").removeHandler(told)
+        seen = len(server.metadata)
+    assert len(server.metadata) == seen
+    assert "may be somebody else's" in caplog.text
+    await server.stop()
+
+
+NOTHING = anarchon.Job(lambda: None, anarchon.Every("1s"), name="nothing")
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory of our own whose name leaves room in a socket's address."""
+    with tempfile.TemporaryDirectory(prefix="an-") as name:
+        yield Path(name)
 
 
 async def test_the_call_token_goes_with_every_call_and_is_read_again_when_it_changes(
