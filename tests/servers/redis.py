@@ -62,10 +62,14 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A private server on a free loopback port. `settings` are its own, as in its file."""
+    """A private server on a free loopback port. `settings` are its own, as on its command line.
+
+    With `config`, the text of its file, it is a Sentinel.
+    """
 
     kind: str = "redis"
     settings: Sequence[str] = ()
+    config: str = ""
     directory: str = ""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -80,9 +84,10 @@ class Server:
         log = Path(self.directory) / "log"
         self.process = subprocess.Popen(
             [
-                *(executable(self.kind), "--port", str(self.port), "--bind", "127.0.0.1"),
+                *(executable(self.kind), *self._role()),
+                *("--port", str(self.port), "--bind", "127.0.0.1"),
                 *("--dir", self.directory, "--logfile", str(log), "--daemonize", "no"),
-                *("--save", "", *self.settings),
+                *self.settings,
             ],
             stdin=subprocess.DEVNULL,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
@@ -94,6 +99,13 @@ class Server:
                 raise RuntimeError(f"{self.kind} did not start: {log.read_text()[-2_000:]}")
             select_nothing(0.01)
         return self
+
+    def _role(self) -> list[str]:
+        if not self.config:
+            return ["--save", ""]
+        file = Path(self.directory) / "sentinel.conf"
+        file.write_text(self.config)
+        return [str(file), "--sentinel"]
 
     def _answers(self) -> bool:
         try:

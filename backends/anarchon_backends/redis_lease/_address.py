@@ -6,6 +6,7 @@ Imports the errors and the standard library.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -15,20 +16,37 @@ from anarchon_server.core.errors import StoreRefused
 PASSWORD_VARIABLE = "REDISCLI_AUTH"  # the name that redis-cli reads, too
 _FORM = "redis://[user:password@]host[:port][/database]"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
-_OPTIONS = ("strategy", "password_file", "tls_ca", "tls_cert", "tls_key", "tls_verify")
+_OPTIONS = (
+    "strategy",
+    "password_file",
+    "sentinel",
+    "sentinel_username",
+    "sentinel_password_file",
+    "tls_ca",
+    "tls_cert",
+    "tls_key",
+    "tls_verify",
+)
 _PORT = 6379
+_SENTINEL_PORT = 26379
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server, a database on it, and how to be let in. `location` may be shown."""
+    """A server, a database on it, and how to be let in. `location` may be shown.
+
+    With `sentinel`, the name of a master, `hosts` are the Sentinels that know where it is; there
+    may be several then.
+    """
 
     location: str
-    host: str
-    port: int
+    hosts: tuple[tuple[str, int], ...]
     database: int
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
+    sentinel: str = ""
+    sentinel_username: str = field(default="", repr=False)
+    sentinel_password: str = field(default="", repr=False)
     tls: bool = False
     tls_ca: str = ""
     tls_cert: str = ""
@@ -42,8 +60,8 @@ def address_of(url: str) -> Address:
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
         given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        hosts = _hosts_of(parts, _SENTINEL_PORT if "sentinel" in dict(given) else _PORT)
     except ValueError as error:
         raise StoreRefused(
             f"the Redis URL cannot be read; it is {_FORM}?option=value, with every special "
@@ -54,27 +72,40 @@ def address_of(url: str) -> Address:
             f"a Redis store is {_FORM}, or rediss:, valkey:, valkeys: (the s is for TLS), with "
             "every # as %23"
         )
-    if not host or "," in parts.netloc.rpartition("@")[2]:
-        raise StoreRefused(
-            f"the Redis URL names no single host: {_FORM} (this version speaks to one server, "
-            "neither to Sentinels nor to a Cluster)"
-        )
     options = _options_of(given, tls=_SCHEMES[parts.scheme])
+    sentinel = options.get("sentinel", "")
+    if not all(host for host, _ in hosts) or (len(hosts) > 1 and not sentinel):
+        raise StoreRefused(
+            f"the Redis URL names no single host: {_FORM}. Several hosts are Sentinels, with the "
+            "master's name as ?sentinel=name; this version does not speak to a Cluster"
+        )
     database = _database_of(parts)
-    shown = f"[{host}]" if ":" in host else host
+    shown = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in hosts)
+    master = f", the master {sentinel!r}" if sentinel else ""
     return Address(
-        location=f"{parts.scheme}://{shown}:{port or _PORT}/{database}",
-        host=host,
-        port=port or _PORT,
+        location=f"{parts.scheme}://{shown}/{database}{master}",
+        hosts=hosts,
         database=database,
         username=unquote(parts.username or ""),
         password=_password_of(parts, options.get("password_file")),
+        sentinel=sentinel,
+        sentinel_username=options.get("sentinel_username", ""),
+        sentinel_password=_content_of(options, "sentinel_password_file"),
         tls=_SCHEMES[parts.scheme],
         tls_ca=options.get("tls_ca", ""),
         tls_cert=options.get("tls_cert", ""),
         tls_key=options.get("tls_key", ""),
         tls_verify=options.get("tls_verify", "full") == "full",
     )
+
+
+def _hosts_of(parts: SplitResult, default_port: int) -> tuple[tuple[str, int], ...]:
+    """The hosts with their ports; a host that is not there is empty."""
+    hosts: list[tuple[str, int]] = []
+    for each in parts.netloc.rpartition("@")[2].split(","):
+        one = urlsplit(f"redis://{each}")
+        hosts.append((one.hostname or "", one.port or default_port))
+    return tuple(hosts)
 
 
 def _options_of(given: list[tuple[str, str]], *, tls: bool) -> dict[str, str]:
@@ -93,6 +124,10 @@ def _options_of(given: list[tuple[str, str]], *, tls: bool) -> dict[str, str]:
             f"the Redis URL's option tls_verify is {options['tls_verify'][:40]!r}: it is 'full' "
             "(the default) or 'none', which trusts any server"
         )
+    if "sentinel" not in options and (odd := [n for n in options if n.startswith("sentinel_")]):
+        raise StoreRefused(f"the Redis URL's option {odd[0]} needs sentinel, the master's name")
+    if options.get("sentinel") == "":
+        raise StoreRefused("the Redis URL's option sentinel is empty: it is the master's name")
     for name in ("tls_ca", "tls_cert", "tls_key"):
         if name in options and not Path(options[name]).is_file():
             raise StoreRefused(
@@ -117,10 +152,17 @@ def _password_of(parts: SplitResult, password_file: str | None) -> str:
         return unquote(parts.password)
     if password_file is None:
         return os.environ.get(PASSWORD_VARIABLE, "")
+    return _content_of({"password_file": password_file}, "password_file")
+
+
+def _content_of(options: Mapping[str, str], name: str) -> str:
+    """What stands in the file that the option names; empty where it is not given."""
+    if name not in options:
+        return ""
     try:
-        return Path(password_file).read_text(encoding="utf-8").rstrip("\r\n")
+        return Path(options[name]).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise StoreRefused(
-            f"the Redis URL's option password_file is {password_file[:200]!r}: {reason}"
+            f"the Redis URL's option {name} is {options[name][:200]!r}: {reason}"
         ) from None

@@ -115,8 +115,8 @@ def _check_server(info: Mapping[str, str], found: Findings) -> None:
         raise StoreRefused(f"the server is {kind} {version}: {oldest} or newer is needed")
     if info.get("redis_mode") == "sentinel":
         raise StoreRefused(
-            "the server is a Sentinel, which this version does not speak to: give the address of "
-            "the master that it watches"
+            "the server is a Sentinel: add the name of the master that it watches to the URL, as "
+            "?sentinel=name"
         )
     if info.get("cluster_enabled") == "1":
         raise StoreRefused(

@@ -32,6 +32,7 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from anarchon_backends.redis_lease._address import Address
 from anarchon_backends.redis_lease._scripts import Script
@@ -90,6 +91,7 @@ class Pool:
         self._idle: list[Connection] = []
         self._used: set[Connection] = set()
         self._room = asyncio.Semaphore(CONNECTIONS)
+        self._sentinels = list(address.hosts)
         self._open = False
 
     def start(self) -> None:
@@ -150,10 +152,14 @@ class Pool:
 
     async def connect(self) -> Connection:
         """A connection of its own, which the caller discards."""
-        connection = self._make()
+        address = self._address
+        where = await self._master() if address.sentinel else address.hosts[0]
+        connection = self._make(where)
         self._used.add(connection)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
+            if address.sentinel:
+                await _check_master(connection)
         except (RedisError, OSError) as error:
             await self.discard(connection)
             known = isinstance(error, AuthenticationError | ResponseError)
@@ -163,6 +169,28 @@ class Pool:
             await self.discard(connection)
             raise
         return connection
+
+    async def _master(self) -> tuple[str, int]:
+        """Where the Sentinels say that the master is. The one that answered is asked first."""
+        name, said = self._address.sentinel, ["no Sentinel was asked"]
+        for place, sentinel in enumerate(self._sentinels):
+            connection = self._make(sentinel, of_sentinel=True)
+            self._used.add(connection)
+            try:
+                async with asyncio.timeout(self._timeout_ms / 1_000 / (len(self._sentinels) + 1)):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+                    await _send(connection, ["SENTINEL", "get-master-addr-by-name", name])
+                    found = await connection.read_response()
+            except (RedisError, OSError) as error:  # a TimeoutError is one
+                said[0] = f"{sentinel[0]}:{sentinel[1]}: {str(error) or 'no answer in time'}"
+                continue
+            finally:
+                await self.discard(connection)
+            if found:
+                self._sentinels.insert(0, self._sentinels.pop(place))
+                return str(found[0].decode()), int(found[1])
+            said[0] = f"{sentinel[0]}:{sentinel[1]} knows no such master"
+        raise StoreUnavailable(f"{self._address.location}: {said[0]}")
 
     async def discard(self, connection: Connection) -> None:
         """Closes a connection, whatever state it is in."""
@@ -185,11 +213,16 @@ class Pool:
                 connection = await self._take()
                 try:
                     answer = await work(connection, sent)
+                except (ReadOnlyError, MasterDownError):
+                    await self.discard(connection)
+                    await self._discard_idle()  # another server is the master by now
+                    raise
                 except ResponseError:
                     await self._give_back(connection)
                     raise
                 except BaseException:
                     await self.discard(connection)
+                    await self._discard_idle()  # most likely they are no better
                     raise
                 await self._give_back(connection)
                 return answer
@@ -221,6 +254,10 @@ class Pool:
             await self.discard(connection)
         return await self.connect()
 
+    async def _discard_idle(self) -> None:
+        while self._idle:
+            await self.discard(self._idle.pop())
+
     async def _give_back(self, connection: Connection) -> None:
         if not self._open:
             await self.discard(connection)
@@ -228,14 +265,16 @@ class Pool:
         self._used.discard(connection)
         self._idle.append(connection)
 
-    def _make(self) -> Connection:
+    def _make(self, where: tuple[str, int], *, of_sentinel: bool = False) -> Connection:
         address = self._address
+        username = address.sentinel_username if of_sentinel else address.username
+        password = address.sentinel_password if of_sentinel else address.password
         settings: dict[str, Any] = {
-            "host": address.host,
-            "port": address.port,
-            "db": address.database,
-            "username": address.username or None,
-            "password": address.password or None,
+            "host": where[0],
+            "port": where[1],
+            "db": 0 if of_sentinel else address.database,
+            "username": username or None,
+            "password": password or None,
             "socket_timeout": None,
             "socket_connect_timeout": self._timeout_ms / 1_000,
             "retry": Retry(NoBackoff(), 0),
@@ -259,6 +298,14 @@ async def _send(connection: Connection, *commands: Command) -> None:
     for command in commands:
         packed += connection.pack_command(*command)
     await connection.send_packed_command(packed, check_health=False)
+
+
+async def _check_master(connection: Connection) -> None:
+    """A Sentinel may not know yet that what it calls the master has become a replica."""
+    await _send(connection, ["ROLE"])
+    role = await connection.read_response()
+    if role[0] != b"master":
+        raise RedisConnectionError(f"a Sentinel calls it the master, but it is a {role[0]!r}")
 
 
 async def _answer(connection: Connection) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -404,6 +405,81 @@ async def test_s27a_a_flushed_server_is_another_store(
         assert (await node.claim(SLOT)).outcome == "unregistered"
 
 
+class Watched:
+    """A master, its replica, and a Sentinel that promotes the one when the other is gone."""
+
+    def __init__(self, kind: str, start: Callable[..., redis.Server]) -> None:
+        quick = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+        self.master = start(kind, *quick)
+        self.replica = start(kind, *quick, "--replicaof", f"127.0.0.1 {self.master.port}")
+        self.sentinel = redis.private(kind)
+        self.sentinel.config = (
+            f"sentinel monitor m 127.0.0.1 {self.master.port} 1\n"
+            "sentinel down-after-milliseconds m 300\n"
+            "sentinel failover-timeout m 2000\n"
+        )
+        self.sentinel.start()
+
+    @property
+    def url(self) -> str:
+        """Of two Sentinels, the first of which is not there."""
+        return f"redis://127.0.0.1:{redis.free_port()},127.0.0.1:{self.sentinel.port}/0?sentinel=m"
+
+    async def is_watched(self) -> None:
+        await until(lambda: b"connected_slaves:1" in self.master.send("INFO", "replication"))
+        await until(lambda: b"slaves=1" in self.sentinel.send("INFO", "sentinel"))
+
+
+@pytest.fixture
+def watched(kind: str, start: Callable[..., redis.Server]) -> Iterator[Watched]:
+    made = Watched(kind, start)
+    yield made
+    made.sentinel.stop()
+
+
+async def winner_of(node: Node, slot: int) -> ClaimOutcome:
+    """Asks until it is answered."""
+    claim = node.wish(slot, **FREE)
+    while True:
+        try:
+            return (await node.ask(claim)).outcome
+        except StoreError:
+            await asyncio.sleep(0.05)  # the loop's back-off
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_s27_a_fail_over_that_a_sentinel_makes_is_followed(
+    watched: Watched, how: str
+) -> None:
+    """Also where the old master does not say that it is gone."""
+    await watched.is_watched()
+    async with cluster_on(watched.url) as cluster:
+        node = await cluster.node(op_timeout_ms=500)
+        await node.register()
+        cluster.advance_to(SLOT)
+        await node.complete(await node.win(SLOT))
+        watched.master.send("WAIT", "1", "1000")
+        offsets = re.compile(rb"master_repl_offset:(\d+)")
+        await until(
+            lambda: (
+                offsets.findall(watched.master.send("INFO", "replication"))
+                == offsets.findall(watched.replica.send("INFO", "replication"))
+            )
+        )
+        assert watched.master.process is not None
+        watched.master.process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        assert await winner_of(node, SLOT + 1) is ClaimOutcome.WON
+        assert [seen.run.state for seen in await node.history()] == ["claimed", "success"]
+        assert b"role:master" in watched.replica.send("INFO", "replication")
+
+
+async def test_a_master_that_no_sentinel_knows(watched: Watched) -> None:
+    with pytest.raises(StoreUnavailable, match="knows no such master"):
+        await report_of(watched.url.replace("sentinel=m", "sentinel=other"))
+    verified, _ = await report_of(watched.url)
+    assert "a master" in verified
+
+
 # Checks at start, each made to fail once
 
 
@@ -641,7 +717,7 @@ async def test_a_database_that_the_server_does_not_have_is_refused(kind: str) ->
 
 def test_a_sentinel_is_refused() -> None:
     info = {"redis_version": "7.0.15", "redis_mode": "sentinel"}
-    with pytest.raises(StoreRefused, match=r"is a Sentinel.*address of the master"):
+    with pytest.raises(StoreRefused, match=r"is a Sentinel.*\?sentinel=name"):
         _checks._check_server(info, _checks.Findings())
 
 
@@ -702,7 +778,12 @@ async def test_tls_to_a_server_that_is_known_and_to_no_other(
         ("redis://", "names no single host"),
         ("redis:///0", "names no single host"),
         ("redis:host", "a Redis store is"),
-        ("redis://a,b:1/0", "neither to Sentinels nor to a Cluster"),
+        ("redis://a,b:1/0", "Several hosts are Sentinels"),
+        ("redis://a,,b/0?sentinel=m", "names no single host"),
+        ("redis://a,b:x/0?sentinel=m", "cannot be read"),
+        ("redis://a,b/0?sentinel=", "sentinel is empty"),
+        ("redis://a/0?sentinel_username=u", "needs sentinel"),
+        ("redis://a/0?sentinel=m&sentinel_password_file=/no/such", "No such file"),
         ("redis://h:port", "cannot be read"),
         ("redis://h:99999", "cannot be read"),
         ("redis://h/db", "number of a database"),
@@ -735,6 +816,10 @@ def test_a_url_that_is_wrong_is_refused_with_what_is_right(url: str, said: str) 
         ("valkey://h:1/2?strategy=lease", "valkey://h:1/2"),
         ("rediss://u:p@h/3", "rediss://h:6379/3"),
         ("valkeys://[::1]:7/0", "valkeys://[::1]:7/0"),
+        (
+            "redis://u:p@a,b:7,[::1]/1?sentinel=m",
+            "redis://a:26379,b:7,[::1]:26379/1, the master 'm'",
+        ),
     ],
 )
 def test_a_url_names_a_server(url: str, location: str) -> None:
