@@ -56,7 +56,7 @@ CREATE OR REPLACE FUNCTION virtual.clock_timestamp() RETURNS timestamptz LANGUAG
 class Server:
     """A server that was started here. `url` names its database, as a superuser."""
 
-    def __init__(self, bindir: Path, *settings: str) -> None:
+    def __init__(self, bindir: Path, *settings: str, standby_of: Server | None = None) -> None:
         self._bindir = bindir
         self._settings = settings
         in_memory = Path("/dev/shm")
@@ -67,7 +67,11 @@ class Server:
         self._process: subprocess.Popen[str] | None = None
         self.log: list[str] = []
         try:
-            self._run("initdb", "-D", str(self.data), "-U", USER, "-A", "trust", "-E", "UTF8")
+            if standby_of is None:
+                self._run("initdb", "-D", str(self.data), "-U", USER, "-A", "trust", "-E", "UTF8")
+            else:
+                primary = f"user={USER} host=127.0.0.1 port={standby_of.port} application_name=two"
+                self._run("pg_basebackup", "-D", str(self.data), "-d", primary, "-R", "-c", "fast")
             self.start()
         except BaseException:
             self.stop()
@@ -252,9 +256,9 @@ def binaries_or_skip() -> Path:
     )
 
 
-def start_server(*settings: str) -> Server:
+def start_server(*settings: str, standby_of: Server | None = None) -> Server:
     """A server of the test's own, which it stops."""
-    return Server(binaries_or_skip(), *settings)
+    return Server(binaries_or_skip(), *settings, standby_of=standby_of)
 
 
 @cache

@@ -52,6 +52,7 @@ _T = TypeVar("_T")
 _A = TypeVar("_A")
 
 _OPEN_S = 10.0  # how long opening may wait for others that make the schema
+_SILENCE_S = 30.0  # after which a listener makes sure that its connection still is one
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
 
 
@@ -563,9 +564,21 @@ class PostgresStore:
                 await answer_of(self._listen(), self._address.location, ())
                 yield  # what was freed meanwhile was not heard of
                 continue
-            await self._freed.wait()
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    await self._freed.wait()
+            except TimeoutError:
+                await self._ask_listener()
+                continue
             if not self._freed.is_closed() and not self._listener.is_closed():
                 yield
+
+    async def _ask_listener(self) -> None:
+        """Cuts a connection that only looks as if it were there: a listener hears nothing of it."""
+        try:
+            await self._listener.fetchval("SELECT 1", timeout=self._options.op_timeout_ms / 1_000)
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self._listener.terminate()
 
 
 class _Counter:

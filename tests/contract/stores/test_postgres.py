@@ -439,6 +439,60 @@ async def asked_until_known(node: Node, claim: Any) -> ClaimOutcome:
             await asyncio.sleep(0.02)
 
 
+async def test_the_store_follows_a_fail_over_and_a_synchronous_standby_has_every_claim() -> None:
+    """The URL names both hosts; the primary is killed under load, and the standby promoted."""
+    primary = postgres.start_server()
+    standby: postgres.Server | None = None
+    try:
+        postgres.prepare(primary.url)
+        standby = postgres.start_server(standby_of=primary)
+        both = (
+            f"postgresql://{postgres.USER}@127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+            "/postgres?target_session_attrs=read-write"
+        )
+        report = await opened(postgres.with_options(both, schema="other"))
+        assert any("asynchronous" in doubt for doubt in report.doubts)
+        waits = "ALTER SYSTEM SET synchronous_standby_names = 'two'"
+        await run_sql(primary.url, waits, "SELECT pg_reload_conf()")
+        cluster = Cluster(Database(postgres.new_schema(both)))
+        async with cluster.stack:
+            nodes = await cluster.nodes_of(2)
+            report = await opened(cluster.database.url)
+            assert any("synchronous standbys (two)" in each for each in report.verified)
+            slots = range(1, 120)
+            cluster.advance_to(T0 + len(slots) * PERIOD)
+            wins: dict[int, set[str]] = {n: set() for n in slots}
+            under_load = asyncio.Event()
+
+            async def work(node: Node) -> None:
+                for n in slots:
+                    claim = node.wish(
+                        T0 + n * PERIOD,
+                        overlap=OverlapPolicy.ALLOW,
+                        start_deadline_ms=len(slots) * PERIOD,
+                    )
+                    if await asked_until_known(node, claim) is ClaimOutcome.WON:
+                        wins[n].add(claim.token)
+                    if n == 40:
+                        under_load.set()
+
+            working = [asyncio.create_task(work(node)) for node in nodes]
+            await under_load.wait()
+            primary.kill()
+            alone = "ALTER SYSTEM RESET synchronous_standby_names"
+            await run_sql(standby.url, "SELECT pg_promote()")
+            await run_sql(standby.url, alone, "SELECT pg_reload_conf()")
+            await asyncio.gather(*working)
+            assert {len(tokens) for tokens in wins.values()} == {1}
+            rows = await page(nodes[0], 0, 121)
+            held = {(seen.run.slot - T0) // PERIOD: {seen.run.token} for seen in rows}
+            assert held == wins
+    finally:
+        primary.stop()
+        if standby is not None:
+            standby.stop()
+
+
 async def test_news_goes_on_after_its_connection_broke(cluster: Cluster) -> None:
     first, second = await cluster.nodes_of(2)
     watch = second.store.watch()
@@ -453,6 +507,26 @@ async def test_news_goes_on_after_its_connection_broke(cluster: Cluster) -> None
     waiting = asyncio.ensure_future(anext(watch))
     cluster.advance_to(SLOT)
     await first.release(await first.win(SLOT), Reason.RUNNER_LOST)
+    async with asyncio.timeout(SOON_S):
+        await waiting
+    await watch.aclose()  # type: ignore[attr-defined]
+
+
+async def test_news_goes_on_after_its_connection_went_silent(
+    cluster: Cluster, far: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a firewall that forgot it: nothing tells the listener that nothing will come."""
+    monkeypatch.setattr("anarchon_backends.postgres._SILENCE_S", 0.05)
+    near = await cluster.node()
+    proxy.drop_replies()
+    watch = far.store.watch()
+    waiting = asyncio.ensure_future(anext(watch))
+    async with asyncio.timeout(SOON_S):
+        await proxy.dropped.wait()
+        proxy.resume()
+        await waiting  # it has connected anew
+    waiting = asyncio.ensure_future(anext(watch))
+    await near.release(await near.win(SLOT), Reason.RUNNER_LOST)
     async with asyncio.timeout(SOON_S):
         await waiting
     await watch.aclose()  # type: ignore[attr-defined]
