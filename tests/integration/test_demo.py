@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 
 import pytest
@@ -37,6 +38,9 @@ async def test_a_short_demo_without_a_kill_loses_nothing() -> None:
     assert status == 0, output
     assert "KILLED" not in output
     assert "0 needed a second attempt" in output
+    assert "starting 2 instances, each" in output
+    times = [float(at) for at in re.findall(r"^ *([0-9.]+) s  ", output, re.MULTILINE)]
+    assert times == sorted(times), "the time on the left counts from the start"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,7 @@ async def test_a_short_demo_without_a_kill_loses_nothing() -> None:
     [
         (("--instances", "0"), "--instances is 0: 1 to 20"),
         (("--seconds", "5"), "--seconds is 5: 10 to 3600"),
-        (("--store", "memory:"), "use sqlite:"),
+        (("--store", "memory:"), "lives in one process; the demo runs on"),
         (("--store", "nosuch://x"), "nosuch"),
     ],
 )

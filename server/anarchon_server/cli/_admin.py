@@ -15,7 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from anarchon import ClientError, SidecarError, SidecarUnavailableError
+from anarchon import ClientError, SidecarError
 from anarchon._transport import Endpoint
 from anarchon.admin import AdminClient
 from anarchon_server.cli import USAGE_ERROR
@@ -80,18 +80,8 @@ def in_one_line(command: str, work: Callable[[], int]) -> int:
         print(f"anarchon {command}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except SidecarError as error:
-        print(f"anarchon {command}: {_for_people(error)}", file=sys.stderr)
+        print(f"anarchon {command}: {error}", file=sys.stderr)
         return FAILED
-
-
-def _for_people(error: SidecarError) -> str:
-    """Return an error without what gRPC says of a place where nobody listens."""
-    text = str(error)
-    nobody = isinstance(error, SidecarUnavailableError) and not error.reason
-    if nobody and "Failed to connect to remote host" in text:
-        # An address has no ": " in it.
-        return f"{text.partition(': ')[0]}; start one with `anarchon serve`"
-    return text
 
 
 def _read(file: str) -> bytes:

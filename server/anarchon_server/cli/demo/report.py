@@ -40,6 +40,11 @@ def percentile(ascending: Sequence[int], percent: int) -> int:
     return ascending[rank - 1]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 run", "2 runs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def table(runs: Sequence[run_pb2.Run], instances: Sequence[str]) -> list[str]:
     """Runs per instance, attempts and states, and lateness."""
     lines = [f"  {'instance':<12}{'attempts':>9}{'success':>9}{'failed':>8}{'interrupted':>13}"]
@@ -52,11 +57,13 @@ def table(runs: Sequence[run_pb2.Run], instances: Sequence[str]) -> list[str]:
     states = Counter(run.state for run in runs)
     skipped = Counter(run.reason for run in runs if run.state == _SKIPPED)
     why = f" ({', '.join(f'{reason} {n}' for reason, n in skipped.items())})" if skipped else ""
+    open_runs = len(runs) - states[_SUCCESS] - states[_FAILED] - states[_SKIPPED]
+    left = f", {open_runs} not ended" if open_runs else ""
     again = sum(1 for run in runs if len(run.attempts) > 1)
     lines.append("")
     lines.append(
-        f"  {len(runs)} runs: {states[_SUCCESS]} success, {states[_FAILED]} failed, "
-        f"{states[_SKIPPED]} skipped{why}; {again} needed a second attempt"
+        f"  {counted(len(runs), 'run')}: {states[_SUCCESS]} success, {states[_FAILED]} failed, "
+        f"{states[_SKIPPED]} skipped{why}{left}; {again} needed a second attempt"
     )
     late = lateness_ms(runs)
     if late:

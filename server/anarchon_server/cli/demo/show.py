@@ -17,12 +17,12 @@ from typing import Any
 from anarchon.admin import AdminClient
 from anarchon_server.cli.demo.application import CHECKSUM_SECONDS
 from anarchon_server.cli.demo.instances import DemoFailed, Instance
-from anarchon_server.cli.demo.report import Start, problems, table
+from anarchon_server.cli.demo.report import Start, counted, problems, table
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import AnarchonError
 from anarchon_server.core.slots import Schedule, parse_schedule
 from anarchon_server.core.store import OpenOptions
-from anarchon_server.opening import open_store
+from anarchon_server.opening import known_schemes, open_store
 
 SCHEDULES: dict[str, Schedule] = {
     "tick": parse_schedule("2s"),
@@ -54,8 +54,17 @@ def _check(args: argparse.Namespace) -> None:
         raise DemoFailed(f"--instances is {args.instances}: 1 to 20")
     if not 10 <= args.seconds <= 3_600:
         raise DemoFailed(f"--seconds is {args.seconds}: 10 to 3600")
-    if args.store is not None and args.store.startswith("memory:"):
-        raise DemoFailed("--store memory: lives in one process; use sqlite:///path/to/file.db")
+    if args.store is not None:
+        _check_scheme(args.store.partition(":")[0])
+
+
+def _check_scheme(scheme: str) -> None:
+    """Refuse what `opening` would refuse too, but without advising what lives in one process."""
+    shared = [each for each in known_schemes() if each != "memory"]
+    if scheme not in shared:
+        known = ", ".join(f"{each}:" for each in shared)
+        what = "lives in one process" if scheme == "memory" else "has no backend in this version"
+        raise DemoFailed(f"--store {scheme[:40]}: {what}; the demo runs on {known}")
 
 
 class Show:
@@ -87,17 +96,16 @@ class Show:
 
     async def _run(self) -> int:
         flags = [] if self._leases else ["--no-leases"]
-        self._say(
-            "", f"starting {len(self._instances)} instances, each a sidecar and an application"
-        )
+        many = counted(len(self._instances), "instance")
+        self._say("", f"starting {many}, each a sidecar and an application")
         for instance in self._instances:
             await instance.start(self._told, flags)
         await self._all_ready()
         since = time.time_ns() // 1_000_000
-        self._began = time.monotonic()
+        end = time.monotonic() + self._seconds
         story = asyncio.create_task(self._story())
         try:
-            await self._watch_processes(self._began + self._seconds, story)
+            await self._watch_processes(end, story)
         finally:
             story.cancel()
             await asyncio.gather(story, return_exceptions=True)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from anarchon.v1 import run_pb2
-from anarchon_server.cli.demo.report import Start, lateness_ms, percentile, problems, table
+from anarchon_server import cli
+from anarchon_server.cli.demo.report import (
+    Start,
+    counted,
+    lateness_ms,
+    percentile,
+    problems,
+    table,
+)
 from anarchon_server.core.slots import Every, Schedule
 
 T0 = 1_800_000_000_000
@@ -92,3 +100,32 @@ def test_the_table_counts_attempts_by_instance_and_runs_by_state() -> None:
     assert "3 runs: 2 success, 0 failed, 1 skipped (overlap 1); 1 needed a second attempt" in (
         "\n".join(lines)
     )
+
+
+def test_the_runs_of_the_table_add_up_also_where_some_have_not_ended() -> None:
+    interrupted = run_pb2.RUN_STATE_INTERRUPTED
+    runs = [run(T0, SUCCESS), run(T0 + 2_000, interrupted, state=interrupted)]
+    assert "  2 runs: 1 success, 0 failed, 0 skipped, 1 not ended; 0 needed a second attempt" in (
+        table(runs, ["demo-1"])
+    )
+    assert "  1 run: 1 success, 0 failed, 0 skipped; 0 needed a second attempt" in (
+        table(runs[:1], ["demo-1"])
+    )
+
+
+def test_one_is_not_counted_as_many() -> None:
+    assert [counted(number, "instance") for number in (1, 2)] == ["1 instance", "2 instances"]
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [("memory:", "lives in one process"), ("amqp://h/v", "has no backend in this version")],
+)
+def test_a_store_that_processes_cannot_share_is_refused_with_those_they_can(
+    store: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", "--store", store]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "sqlite:" in line
+    assert "memory:" not in line.partition("; ")[2]
