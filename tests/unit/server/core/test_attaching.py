@@ -209,6 +209,22 @@ def test_s13_after_a_new_stream_nothing_is_claimed_before_a_keep_alive() -> None
     assert [claim.may_run for claim in sidecar.claims] == [False]
 
 
+def test_protocol_nothing_is_claimed_for_a_client_before_what_it_brought_is_judged() -> None:
+    world, sidecar, client = running()
+    sidecar.die()
+    new = Sidecar(world, "b")
+    new.tick()
+    new.settle()
+    new.tick()
+    again = new.client(LONG, every(1_000, "other"), name="again", in_flight=tuple(client.running))
+    new.answer(Method.REGISTER)
+    again.keep_alive(*client.running)
+    world.now += 1_000
+    again.keep_alive(*client.running)
+    assert new.waits(Method.CLAIM)
+    assert [claim.may_run for claim in new.claims] == [False]
+
+
 # --- Coming back with attempts in flight -------------------------------------------------
 
 
@@ -351,6 +367,7 @@ def test_protocol_with_strange_tokens_a_client_waits_for_the_store() -> None:
     new.settle()
     assert isinstance(again.error, StoreUnavailable)
     assert again.events == []
+    assert again.keep_alive().stream_open is False
     new.away = None
     again.in_flight = tuple(client.running)
     again.subscribe()
@@ -591,6 +608,15 @@ def test_s24_the_runs_of_a_dead_process_are_released_at_once() -> None:
 def client_stream(client: FakeClient) -> int:
     assert client.end is not None
     return client.end.stream_id
+
+
+def test_s24_what_a_dead_process_had_reported_is_not_released() -> None:
+    world, sidecar, client = running(watchable=True)
+    client.complete(result="done")
+    client.exit()
+    assert not sidecar.waits(Method.RELEASE)
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "success", "")
 
 
 def test_s24_a_process_that_exits_while_it_drains_hands_over() -> None:

@@ -138,6 +138,18 @@ def test_s19_a_look_at_many_runs_is_taken_in_batches() -> None:
     assert world.slots() == []
 
 
+def test_s19_a_look_whose_heartbeat_failed_is_taken_again_at_once() -> None:
+    world, sidecar, _ = lone(LONG)
+    world.run_until(1_000)
+    sidecar.engine._claiming.look_due(("sync", START))
+    sidecar.tick()
+    assert sidecar.beats[-1].sweep == ()
+    sidecar.fail(Method.BEAT)
+    sidecar.wait_for(Method.BEAT)
+    assert world.now <= 1_050
+    assert sidecar.beats[-1].looks == (("sync", START),)
+
+
 def test_s32_two_live_instances_of_one_label_are_told_apart_and_reported_once() -> None:
     world, sidecar, _ = lone(LONG)
     twin = Sidecar(world, "a", draw=lambda most: 0)

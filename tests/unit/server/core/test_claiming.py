@@ -346,7 +346,8 @@ def test_s11_an_unknown_claim_is_asked_again_also_after_its_slot_is_missed() -> 
     world.jump(5_000)
     client.keep_alive()
     world.run_for(100)
-    assert client.only().slot == START + 60_000
+    assert (client.only().slot, client.only().attempt) == (START + 60_000, 1)
+    assert sidecar.called(Method.RELEASE) == []
 
 
 def test_s11_an_answer_may_say_that_one_outcome_of_a_batch_is_unknown() -> None:
@@ -512,6 +513,7 @@ def test_s19_without_a_steady_clock_a_takeover_waits_for_the_second_witness() ->
     other = rival(world, FAST)
     world.run_until(15_899)
     assert other.running == {}, "it has watched the store's clock for less than a lease"
+    assert not [claim for claim in other.sidecar.claims if claim.seen_attempt]
     assert world.run(10_000).takeable
     world.run_until(16_500)
     assert other.only().attempt == 2
@@ -719,6 +721,19 @@ def test_s4_a_claim_that_was_out_when_the_process_stopped_keeps_its_answer() -> 
     sidecar.feed(Suspended(3_000))
     sidecar.settle()
     assert len({claim.token for claim in sidecar.claims if claim.slot == START + 10_000}) == 1
+    assert client.only().attempt == 1
+
+
+def test_s4_a_claim_that_may_be_won_is_asked_for_again_after_a_suspension() -> None:
+    world, sidecar, client = lone()
+    due(world, sidecar)
+    client.keep_alive()
+    sidecar.execute(sidecar.pending(Method.CLAIM))
+    sidecar.fail(Method.CLAIM, unknown=True)
+    world.jump(2_000)
+    sidecar.feed(Suspended(2_000))
+    world.run_for(500)
+    assert len({claim.token for claim in sidecar.claims}) == 1
     assert client.only().attempt == 1
 
 

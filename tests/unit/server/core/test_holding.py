@@ -415,6 +415,20 @@ def test_i8_trust_is_counted_from_the_sending_of_the_claim() -> None:
     assert client.reasons() == [CancelReason.LEASE_LOST]
 
 
+def test_i8_trust_is_counted_from_the_sending_of_the_heartbeat() -> None:
+    world, sidecar, client = running()
+    beat = sidecar.wait_for(Method.BEAT)
+    sent_at = world.now
+    assert beat.arguments[0].renewals
+    world.now += 1_900
+    sidecar.answer(Method.BEAT)  # the store's lease is 30 s from here
+    sidecar.away = "refused"
+    world.run_until(sent_at + 24_999)
+    assert client.cancelled == []
+    world.run_until(sent_at + 25_000)
+    assert client.reasons() == [CancelReason.LEASE_LOST]
+
+
 def test_s17_a_token_that_counts_no_more_cancels_its_handler_as_fenced() -> None:
     world, sidecar, client = running()
     world.run_until(66_000)
@@ -627,6 +641,18 @@ def test_s25_a_timeout_after_the_session_was_lost_has_nobody_to_tell() -> None:
     assert client.cancelled == []
     world.run_until(81_000)
     assert current(world.run(60_000)) == (1, "interrupted", "runner_lost")
+
+
+def test_s21a_a_second_cancel_does_not_begin_the_grace_again() -> None:
+    job = every(60_000, timeout_ms=4_000, stop_grace_ms=3_000, cancel_grace_ms=9_000)
+    world, sidecar, client = running(job)
+    sidecar.stop()
+    world.run_until(64_000)
+    assert client.reasons() == [CancelReason.SHUTDOWN, CancelReason.TIMEOUT]
+    world.run_until(71_999)
+    assert not sidecar.logged("cancel_ignored")
+    world.run_until(72_000)
+    assert sidecar.logged("cancel_ignored")
 
 
 def test_s21a_a_result_within_the_grace_ends_it() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from anarchon_server.core.limits import MISSED_LISTED_MAX, PLAN_BATCH
-from anarchon_server.core.messages import CallStore, Method, Suspended
-from anarchon_server.core.model import CronSchedule, Definition, JobSpec
+from anarchon_server.core.messages import CallStore, Method, Suspended, Woken
+from anarchon_server.core.model import CronSchedule, Definition, JobSpec, OverlapPolicy
 from anarchon_server.core.slots import Every
 from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import BeatAnswer, Plan, PlanAnswer
@@ -107,6 +107,9 @@ def test_s28_an_answer_for_a_definition_that_was_replaced_meanwhile_counts_no_mo
     client.keep_alive()
     sidecar.answer(Method.REGISTER)
     assert sidecar.waits(Method.REGISTER), "the newer one follows"
+    world.now = 10_000
+    sidecar.tick()
+    assert not sidecar.waits(Method.CLAIM)
     world.run_until(25_000)
     assert world.slots() == [20_000]
 
@@ -125,16 +128,16 @@ def test_s28_a_beat_from_before_the_registration_does_not_undo_it() -> None:
     world = World()
     sidecar = Sidecar(world)
     sidecar.tick()
+    sidecar.answer(Method.BEAT)
+    assert sidecar.waits(Method.REGISTER)
+    sidecar.feed(Woken())
     early = sidecar.execute(sidecar.pending(Method.BEAT))
     assert early.answers[0].known is False
     world.now = 1
+    sidecar.answer(Method.REGISTER)
     sidecar.reply(sidecar.pending(Method.BEAT), early)
     sidecar.settle()
-    client = sidecar.client()
-    sidecar.settle()
-    world.run_until(15_000)
-    assert registered(sidecar) == [[], ["sync"]]
-    assert client.only().slot == START + 10_000
+    assert registered(sidecar) == [[]]
 
 
 def test_s28_a_schedule_the_store_has_lost_is_registered_again() -> None:
@@ -221,6 +224,17 @@ def test_s20_a_newcomer_claims_what_is_still_in_time_and_plans_the_rest() -> Non
     world.run_until(34_000)
     assert other.only().slot == START + 30_000
     assert [current(world.run(slot)) for slot in (10_000, 20_000)] == [(0, "skipped", "missed")] * 2
+
+
+def test_s20_a_newcomer_claims_all_that_a_long_deadline_leaves_in_time() -> None:
+    job = every(30_000, start_deadline_ms=120_000, overlap=OverlapPolicy.ALLOW)
+    world, sidecar, _ = lone(job)
+    world.run_until(1_000)
+    sidecar.die()
+    world.run_until(125_000)
+    other = Sidecar(world, "b").ready_client(job)
+    slots = sorted(assignment.slot - START for assignment in other.running.values())
+    assert slots == [30_000, 60_000, 90_000, 120_000]
 
 
 def test_s1_after_a_step_of_the_stores_clock_the_coming_slots_are_judged_anew() -> None:

@@ -147,6 +147,31 @@ def test_s26_an_adopted_attempt_has_a_place_whatever_the_room() -> None:
         known.enter(one, "t1", "sync")
 
 
+def test_s19_a_client_that_accepts_nothing_is_blocked_for_twice_as_long_each_time() -> None:
+    one = session()
+    known = sessions(one)
+    ends = []
+    for _ in range(3):
+        one.block(1_000)
+        ends.append(one.blocked_until - 1_000)
+        assert known.take(job(), "t", 0) is None
+    assert ends == [15_000, 30_000, 60_000]
+    one.unblock()
+    assert known.take(job(), "t", 0) is one
+    one.block(1_000)
+    assert one.blocked_until == 16_000, "an accepted attempt begins the count anew"
+    for _ in range(100):
+        one.block(0)
+    assert one.blocked_until == 15_000 << 10
+
+
+def test_s13_what_a_client_runs_besides_takes_room() -> None:
+    one = session(room=2, strangers=1)
+    known = sessions(one)
+    assert known.take(job(), "t1", 0) is one
+    assert known.take(job(), "t2", 0) is None
+
+
 def test_s21a_a_place_that_is_left_forgets_why_it_ended_and_may_be_left_twice() -> None:
     one = session()
     known = sessions(one)
