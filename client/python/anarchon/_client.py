@@ -109,8 +109,8 @@ class AnarchonClient:
     * `max_concurrency`: the most handlers that run at once, 1 to 10,000.
     * `stop_grace`: how long handlers may go on when the client stops.
     * `on_lease_lost`: "cancel" tells the handler; "exit" also ends the process where the handler
-      has not stopped when the lease ends. Only one subscription of a process may say "exit", and
-      it needs `faulthandler`'s timer.
+      has not stopped when the lease ends, be it after `stop()`. Only one subscription of a process
+      may say "exit", and it needs `faulthandler`'s timer.
     * `token_file`: holds the call token. Default: the environment's `ANARCHON_TOKEN_FILE`.
     * `credentials`: for a sidecar on another machine, `grpc.ssl_channel_credentials(...)`.
     * `transport`, `clock`, `random`: for tests; see `anarchon.testing`.
@@ -385,10 +385,15 @@ class _Driver:
 
     async def _carry_on(self) -> None:
         self._over = self._loop.create_future()
-        self._transport = self._make_transport()
         self._runner = Runner(
-            self._jobs, self._clock, self._trust, self._handler_ended, self._confirm
+            self._jobs,
+            self._clock,
+            self._trust,
+            on_end=self._handler_ended,
+            on_late_end=self._let_live,
+            confirm=self._confirm,
         )
+        self._transport = self._make_transport()
         self._watchdog = Watchdog(self._clock, self._trust, self._trust_over)
         try:
             self._feed(session_.Start())
@@ -405,8 +410,7 @@ class _Driver:
             await self._transport.close()
 
     def _settle(self, error: BaseException | None) -> None:
-        if self._exit_timer is not None:
-            self._exit_timer.close()
+        self._let_live()
         for waiting in self._confirms.values():
             if not waiting.done():
                 waiting.set_exception(NotConfirmedError("the client has stopped"))
@@ -437,6 +441,11 @@ class _Driver:
 
     def _handler_ended(self, token: str, outcome: run_pb2.Outcome) -> None:
         self._feed(session_.HandlerEnded(token, outcome))
+
+    def _let_live(self) -> None:
+        """After the end, from any thread: let go of the exit timer once no handler runs any more."""
+        if self._exit_timer is not None and not self._runner.is_running:
+            self._exit_timer.close()
 
     def _trust_over(self) -> None:
         """In the watchdog's thread: tell the handlers at once, the loop when it comes round."""

@@ -14,6 +14,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -29,7 +30,6 @@ TRACE_MAX_BYTES = 16 * 1024
 # The thread waits on a clock that stops while the machine sleeps, so it looks at least this often.
 _WATCH_EVERY_S = 1.0
 _STOPPED_AS_ASKED = (CancelReason.SHUTDOWN, CancelReason.SUPERSEDED, CancelReason.REQUESTED)
-_log = logging.getLogger("anarchon")
 
 
 @dataclass(slots=True)
@@ -47,7 +47,8 @@ class _Attempt:
 class Runner:
     """Runs the handlers of one session, on the running loop.
 
-    `on_end(token, outcome)` is called on the loop; `confirm(token)` renews a lease or raises.
+    `on_end(token, outcome)` is called on the loop; `on_late_end()`, in any thread, when a handler
+    has ended after `abandon()`; `confirm(token)` renews a lease or raises.
     """
 
     def __init__(
@@ -55,17 +56,23 @@ class Runner:
         jobs: Mapping[str, Job],
         clock: Clock,
         trust: Trust,
+        *,
         on_end: Callable[[str, run_pb2.Outcome], None],
+        on_late_end: Callable[[], None],
         confirm: Callable[[str], Awaitable[None]],
     ) -> None:
         self._jobs = jobs
         self._clock = clock
         self._trust = trust
         self._on_end = on_end
+        self._on_late_end = on_late_end
         self._confirm = confirm
         self._loop = asyncio.get_running_loop()
         self._threads = _Threads()
         self._attempts: dict[str, _Attempt] = {}
+        self._is_abandoned = False
+        # Held to tell the loop of an end: what comes before `abandon()` is heard there.
+        self._telling = threading.Lock()
 
     @property
     def is_running(self) -> bool:
@@ -118,19 +125,21 @@ class Runner:
         return tuple(lost)
 
     def abandon(self) -> None:
-        """Tell all that is left that nobody renews its lease any more."""
+        """Tell all that is left that nobody renews its lease any more. Its results are lost."""
+        with self._telling:
+            self._is_abandoned = True
         for token in list(self._attempts):
             reason = run_pb2.CANCEL_REASON_LEASE_LOST
             self.cancel(token, reason, "the client has stopped", trusted=False)
 
     def _task_ended(self, token: str, task: asyncio.Task[object]) -> None:
-        attempt = self._attempts.pop(token)
+        attempt = self._attempts[token]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             outcome = _outcome_of_value(task.result())
         else:
             outcome = _outcome_of_error(error, attempt.orders)
-        self._ended(token, attempt, outcome)
+        self._ended(token, outcome)
         _tell(attempt, outcome, error)
 
     def _run_in_thread(
@@ -142,21 +151,31 @@ class Runner:
         except BaseException as raised:  # noqa: BLE001 - a handler's error is its result
             error = raised
             outcome = _outcome_of_error(error, attempt.orders)
-        try:
-            self._loop.call_soon_threadsafe(self._thread_ended, token, outcome)
-        except RuntimeError:
-            _log.warning("%s ended after its client's loop: its result is lost", context)
+        self._ended_in_thread(token, outcome)
         # After the report: what the application's logging does must not hold it up.
         _tell(attempt, outcome, error)
         error = None  # it refers to this frame
 
-    def _thread_ended(self, token: str, outcome: run_pb2.Outcome) -> None:
-        self._ended(token, self._attempts.pop(token), outcome)
+    def _ended_in_thread(self, token: str, outcome: run_pb2.Outcome) -> None:
+        with self._telling, suppress(RuntimeError):  # raised where the loop was just closed
+            if not self._is_abandoned:
+                self._loop.call_soon_threadsafe(self._ended, token, outcome)
+                return
+        self._ended_late(token)
 
-    def _ended(self, token: str, attempt: _Attempt, outcome: run_pb2.Outcome) -> None:
+    def _ended(self, token: str, outcome: run_pb2.Outcome) -> None:
+        if self._is_abandoned:
+            self._ended_late(token)
+            return
+        attempt = self._attempts.pop(token)
         elapsed_ms = self._clock.now_ms() - attempt.started_at_ms
         outcome.elapsed.CopyFrom(ms_to_wire(elapsed_ms))
         self._on_end(token, outcome)
+
+    def _ended_late(self, token: str) -> None:
+        attempt = self._attempts.pop(token)
+        self._on_late_end()
+        attempt.log.warning("ended after its client had stopped: its result is lost")
 
 
 def _tell(attempt: _Attempt, outcome: run_pb2.Outcome, error: BaseException | None) -> None:
@@ -355,7 +374,7 @@ class ExitTimer:
             faulthandler.dump_traceback_later(left_s, exit=True)
 
     def close(self) -> None:
-        """Let the process live, and others use the timer."""
-        self.set(None, 0)
+        """Let the process live, and others use the timer. May be called again, from any thread."""
         if ExitTimer._owner is self:
+            self.set(None, 0)
             ExitTimer._owner = None

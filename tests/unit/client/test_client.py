@@ -664,6 +664,67 @@ async def test_only_one_subscription_of_a_process_may_say_exit() -> None:
 
 
 @virtual
+async def test_s16_exit_stays_armed_after_stop_until_the_last_handler_on_the_loop_has_ended() -> (
+    None
+):
+    clock, sidecar, app = VirtualClock(asyncio.get_running_loop()), FakeSidecar(), Application()
+    client = anarchon.AnarchonClient(transport=sidecar, clock=clock, on_lease_lost="exit")
+    subscription = client.subscribe([app.stubborn])
+    await subscription.ready()
+    sidecar.assign("stubborn")
+    await app.started.wait()
+    await subscription.stop("0s")
+    with pytest.raises(anarchon.ClientError, match='"exit" is in use'):
+        client.subscribe([app.work])
+    app.go_on.set()
+    await asyncio.sleep(1)
+    await client.subscribe([app.work]).stop()
+
+
+def test_s16_exit_stays_armed_after_stop_until_the_last_handler_in_a_thread_has_ended() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def stubborn() -> None:
+        started.set()
+        go_on.wait(10)
+
+    def threads(name: str) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == name]
+
+    sidecar = FakeSidecar()
+    client = anarchon.AnarchonClient(transport=sidecar, on_lease_lost="exit")
+    job = anarchon.Job(stubborn, anarchon.Every("1s"), cancel_grace="0s")
+    with client.subscribe([job]) as subscription:
+        subscription.ready().result("10s")
+        sidecar.assign("stubborn")
+        assert started.wait(10)
+        subscription.stop("0s").result("10s")
+    for thread in threads("anarchon-client"):
+        thread.join(10)
+    with pytest.raises(anarchon.ClientError, match='"exit" is in use'):
+        client.subscribe([job])
+    told = threading.Event()
+    handler = Tells(told)
+    logging.getLogger("anarchon").addHandler(handler)
+    go_on.set()
+    assert told.wait(10)
+    logging.getLogger("anarchon").removeHandler(handler)
+    client.subscribe([job]).stop().result("10s")
+
+
+class Tells(logging.Handler):
+    """Sets an event when it is logged that a handler has ended too late."""
+
+    def __init__(self, told: threading.Event) -> None:
+        super().__init__(logging.WARNING)
+        self.told = told
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "ended after its client had stopped" in record.getMessage():
+            self.told.set()
+
+
+@virtual
 async def test_run_on_a_loop_says_what_to_do_instead() -> None:
     with pytest.raises(RuntimeError, match=r"await client\.subscribe"):
         anarchon.AnarchonClient().run([Application().work])

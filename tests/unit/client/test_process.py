@@ -76,10 +76,11 @@ class Machine:
         self.address = address
         self.processes: list[asyncio.subprocess.Process] = []
 
-    async def start(self, mode: str = "cancel") -> Process:
+    async def start(self, mode: str = "cancel", *, source: str = APPLICATION) -> Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-c", APPLICATION, self.address, mode),
+            *("-c", source, self.address, mode),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -160,6 +161,35 @@ async def test_s16_exit_lets_a_process_live_whose_handler_obeys(machine: Machine
     application.process.send_signal(signal.SIGTERM)
     assert await application.rest() == ["gone"]
     assert application.process.returncode == 0
+
+
+STOPPED = """
+import sys, threading
+import anarchon
+
+@anarchon.every("1s", cancel_grace="0s")
+def never_ends():
+    print("started", flush=True)
+    threading.Event().wait()
+
+subscription = anarchon.AnarchonClient(sys.argv[1], on_lease_lost="exit").subscribe([never_ends])
+sys.stdin.readline()
+subscription.stop("0s").result()
+print("stopped", flush=True)
+threading.Event().wait()
+"""
+
+
+async def test_s16_exit_also_ends_a_process_whose_handler_outlives_stop(machine: Machine) -> None:
+    application = await machine.start(source=STOPPED)
+    machine.sidecar.assign("never_ends")
+    assert await application.line() == "started"
+    assert application.process.stdin is not None
+    application.process.stdin.write(b"stop\n")
+    out, stacks = await application.process.communicate()
+    assert out.split() == [b"stopped"]
+    assert application.process.returncode == 1
+    assert b"in never_ends" in stacks
 
 
 FORK = """
