@@ -337,6 +337,19 @@ def test_a_loop_that_ends_first_is_told_of() -> None:
         subscriptions[0].closed.result("10s")
 
 
+async def test_python_m_anarchon_is_the_command() -> None:
+    outs = []
+    for arguments in (("anarchon", "--version"), ("anarchon_server", "--version")):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        outs.append((process.returncode, out))
+    assert outs[0] == outs[1]
+    assert outs[0][0] == 0
+    assert b"anarchon" in outs[0][1]
+
+
 def test_the_client_needs_no_server() -> None:
     source = Path(anarchon.__file__).parent
     for module in source.glob("*.py"):
