@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -85,3 +86,18 @@ def test_the_command_and_the_backends_are_found_by_entry_point(wheel: zipfile.Zi
     assert "anarchon = anarchon_server.cli:main" in lines
     assert "memory = anarchon_backends.memory:open_store" in lines
     assert "sqlite = anarchon_backends.sqlite:open_store" in lines
+
+
+def test_the_source_distribution_has_all_that_a_clone_has(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    out = tmp_path_factory.mktemp("sdist")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory"]
+    subprocess.run([*build, str(out)], cwd=ROOT, check=True, capture_output=True, timeout=50)
+    with tarfile.open(next(out.glob("*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=50
+    ).stdout.split("\n")
+    missing = [n for n in tracked if n and (ROOT / n).exists() and n not in held]
+    assert missing == []
