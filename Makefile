@@ -93,11 +93,13 @@ endef
 # What the demo needs.
 $(VENV)/.installed: pyproject.toml
 	$(call make_venv,$(VENV))
+	@echo "installing Anarchon into $(VENV) ..."
 	$(BIN)/python $(PIP_INSTALL) --editable '.[server]'
 	@touch $@
 
 # What tests and checks need besides. Dependency groups want pip 25.1.
 $(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what tests and checks need into $(VENV) ..."
 	$(BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
 	$(BIN)/python $(PIP_INSTALL) --group dev
 	@touch $@
@@ -105,6 +107,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # The stubs are made with the oldest toolchain supported, which has no room beside the newest runtime.
 $(PROTO_VENV)/.installed: pyproject.toml
 	$(call make_venv,$(PROTO_VENV))
+	@echo "installing the protocol's tools into $(PROTO_VENV) ..."
 	$(PROTO_VENV)/bin/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
 	$(PROTO_VENV)/bin/python $(PIP_INSTALL) --group proto
 	@touch $@

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_a_machine_without_venv_is_told_what_to_install(fresh: Path) -> None:
     assert result.returncode != 0
     assert "apt install python3-venv" in result.stderr
     assert not (fresh / ".venv").exists(), "a half made environment would be taken for a whole one"
+
+
+@pytest.mark.parametrize(("target", "said"), [("demo", "Anarchon"), ("test", "tests and checks")])
+def test_what_takes_long_is_said_before_it_is_done(fresh: Path, target: str, said: str) -> None:
+    planned = make(fresh, "--dry-run", f"PYTHON={sys.executable}", target).stdout.splitlines()
+    installs = [n for n, line in enumerate(planned) if " install " in line]
+    announced = [n for n, line in enumerate(planned) if line.startswith("echo") and said in line]
+    assert announced
+    assert announced[0] < installs[-1]
 
 
 def test_ci_runs_what_everybody_runs() -> None:
