@@ -209,9 +209,11 @@ def shown_duration(message: Message, start: str, end: str) -> str:
         return ""
     from_ms, to_ms = (getattr(message, field).ToMilliseconds() for field in (start, end))
     elapsed_ms = max(0, to_ms - from_ms)
-    if 1_000 <= elapsed_ms < 60_000:
+    if elapsed_ms < 1_000:
+        return f"{elapsed_ms}ms"
+    if elapsed_ms < 60_000:
         return f"{elapsed_ms / 1_000:.1f}s"
-    return format_duration(elapsed_ms if elapsed_ms < 60_000 else elapsed_ms // 1_000 * 1_000)
+    return format_duration(elapsed_ms // 1_000 * 1_000)
 
 
 def _iso(seconds: float) -> str:

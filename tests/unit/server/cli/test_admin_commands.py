@@ -140,7 +140,7 @@ def test_the_outcome_of_a_run_is_its_reason_its_error_and_its_result() -> None:
 
 @pytest.mark.parametrize(
     ("elapsed_ms", "shown"),
-    [(-5, "0s"), (35, "35ms"), (1_000, "1.0s"), (59_999, "60.0s"), (5_400_500, "1h30m")],
+    [(-5, "0ms"), (35, "35ms"), (1_000, "1.0s"), (59_999, "60.0s"), (5_400_500, "1h30m")],
 )
 def test_durations_are_as_exact_as_people_need(elapsed_ms: int, shown: str) -> None:
     attempt = run_pb2.Attempt()
