@@ -175,6 +175,8 @@ def test_every_other_command_is_one_that_there_is() -> None:
         match words:
             case ["make", target]:
                 assert target in targets
+            case [".", activation]:
+                assert activation == ".venv/bin/activate"
             case ["pip", "install", what]:
                 assert re.fullmatch(r"\.\[(\w+)\]", what)
                 assert what[2:-1] in extras
