@@ -714,6 +714,21 @@ def test_s4_claims_that_were_queued_before_a_suspension_are_thrown_away() -> Non
     assert client.only().slot == START + 30_000
 
 
+def test_s4_a_takeover_that_was_queued_waits_for_a_new_look_after_a_suspension() -> None:
+    world, sidecar, _ = lone(FAST)
+    other = rival(world, FAST)
+    world.run_until(10_500)
+    sidecar.die()
+    other.keep_alive(draining=True)
+    world.run_until(15_000)
+    other.sidecar.feed(Suspended(100))
+    other.subscribe()
+    other.keep_alive()
+    assert not other.sidecar.waits(Method.CLAIM)
+    other.sidecar.settle()
+    assert other.only().attempt == 2
+
+
 def test_s4_a_claim_that_was_out_when_the_process_stopped_keeps_its_answer() -> None:
     world, sidecar, client = lone()
     due(world, sidecar)

@@ -157,6 +157,9 @@ def test_s23_what_is_won_after_the_stop_goes_back_too() -> None:
     world.run_until(59_999)
     sidecar.wait_for(Method.CLAIM)
     sidecar.stop()
+    while sidecar.waits(Method.BEAT):
+        sidecar.answer(Method.BEAT)
+    assert not any(beat.leaving for beat in sidecar.beats), "the claim is still out"
     sidecar.settle()
     assert sidecar.stopped
     assert client.running == {}
