@@ -6,7 +6,7 @@ say what `machine` says. Whose clock decides: the server's `TIME`, read inside t
 and for leases; it may be stepped, so a takeover needs the second witness (S19, CLOCK_STEP). What it
 cannot do: Redis Cluster, and catch-up or queues, which no backend has yet. What it can lose: with
 `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged last.
-Imports the port, the machine, the model, the standard library and redis-py.
+Imports the port, the model, the standard library and redis-py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from anarchon_backends.redis_lease._batches import (
     completion_item,
     definition_item,
     fences_of,
+    look_answer,
     number_of,
     parts_of,
     plan_answer,
@@ -39,13 +40,12 @@ from anarchon_backends.redis_lease._batches import (
     release_item,
     reply,
     token_answer,
-    view_of,
 )
 from anarchon_backends.redis_lease._connection import AccessDenied, Pool
 from anarchon_backends.redis_lease._reading import Reader
-from anarchon_backends.redis_lease._rows import decode, encode, moment, noted_instance, run_of
+from anarchon_backends.redis_lease._rows import decode, encode, moment, noted_instance
 from anarchon_backends.redis_lease._scripts import Script
-from anarchon_server.core import machine, model
+from anarchon_server.core import model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 
@@ -211,11 +211,12 @@ class RedisLeaseStore:
             settled += [number_of(each.get("settled")) for each in last["sweep"] or ()]
             unfinished += last["unfinished"] or ()
         now = moment(int(last["now_us"]))
-        views = [machine.view(run_of(each), now) for each in unfinished]
+        found = (look_answer({"run": each}, now) for each in unfinished)
+        views = [seen for seen in found if seen is not None]
         views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
         answer = port.BeatAnswer(
             renewals=tuple(token_answer(each, now) for each in renewals),
-            looks=tuple(view_of(each, now) for each in looks),
+            looks=tuple(look_answer(each, now) for each in looks),
             unfinished=tuple(views[: beat.sweep_limit]),
             settled=tuple(settled),
             known=last["known"],

@@ -6,9 +6,10 @@ Imports the port, the machine, the model and the standard library.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from anarchon_backends.redis_lease._rows import failure_text, kept_definition, run_of
+from anarchon_backends.redis_lease._rows import Unreadable, failure_text, kept_definition, run_of
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
@@ -178,23 +179,32 @@ def number_of(text: str | None) -> int | None:
 
 
 def view_of(answer: Mapping[str, Any], now: machine.Moment) -> model.RunView | None:
-    """The run in an answer, as it shows now."""
+    """The run in an answer, as it shows now. Raises `Unreadable`."""
     fields = answer.get("run")
     return machine.view(run_of(fields), now) if fields else None
 
 
+def look_answer(answer: Mapping[str, Any], now: machine.Moment) -> model.RunView | None:
+    """The run that was looked at; none where it cannot be read."""
+    with suppress(Unreadable):
+        return view_of(answer, now)
+    return None
+
+
 def claim_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.ClaimAnswer:
     """What became of a claim; a record that cannot be read leaves it open."""
-    if answer["outcome"] == "broken":
-        return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
-    return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), view_of(answer, now))
+    if answer["outcome"] != "broken":
+        with suppress(Unreadable):
+            return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), view_of(answer, now))
+    return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
 
 
 def token_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.TokenAnswer:
-    """Whether a token counted."""
-    if answer["outcome"] == "broken":  # nobody can hold what nobody can read
-        return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
-    return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), view_of(answer, now))
+    """Whether a token counted; nobody can hold what nobody can read."""
+    if answer["outcome"] != "broken":
+        with suppress(Unreadable):
+            return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), view_of(answer, now))
+    return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
 
 
 def plan_answer(answer: Mapping[str, Any]) -> port.PlanAnswer:

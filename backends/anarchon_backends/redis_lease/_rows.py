@@ -74,12 +74,16 @@ def moment(now_us: int) -> machine.Moment:
     return machine.Moment(now_us, now_us // 1_000, "", steady=False)
 
 
+class Unreadable(StoreUnavailable):
+    """A record is not as Anarchon writes it: somebody else wrote or changed it."""
+
+
 def _checked(what: str, make: Callable[[], _T]) -> _T:
     """Reads a record. One that is none of ours is said, not guessed at."""
     try:
         return make()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreUnavailable(
+        raise Unreadable(
             f"{what} in the store is not as Anarchon writes it ({type(error).__name__}: {error}): "
             "somebody else wrote or changed it"
         ) from error

@@ -19,6 +19,8 @@ end
 local NOW_US = time_us()
 local NOW = math.floor(NOW_US / 1000)
 
+local TRIGGERS = { schedule = true, manual = true, catch_up = true }
+local CAUSES = { claim = true, takeover = true, retry = true }
 local FINAL = { success = true, failed = true, skipped = true }
 local HELD = { claimed = true, running = true, interrupted = true }
 local CANCELLED_AS = { timeout = 'timeout', requested = 'cancelled', superseded = 'superseded' }
@@ -110,10 +112,21 @@ local function check_run(key, run)
   if not FINAL[run.state] and not HELD[run.state] then
     broken(key, 'state ' .. run.state)
   end
+  if not TRIGGERS[run.trigger] then
+    broken(key, 'trigger ' .. run.trigger)
+  end
+  if run.attempt > 0 then
+    if not CAUSES[run.cause] or run.token == '' or run.fence == 0 or run.claimed_at == 0 then
+      broken(key, 'an attempt without a cause, token, fence or time')
+    end
+    if not HELD[run.attempt_state] and not FINAL[run.attempt_state] then
+      broken(key, 'attempt_state ' .. run.attempt_state)
+    end
+  end
   if FINAL[run.state] then
     return
   end
-  if run.attempt < 1 or run.token == '' then
+  if run.attempt < 1 then
     broken(key, 'not final, and without an attempt')
   end
   if run.freed == '' and not (run.lease_until and run.lease_length_ms and run.lease_end_at) then
