@@ -262,6 +262,39 @@ async def test_readonly_a_master_that_became_a_replica_does_nothing(
         )
 
 
+async def test_masterdown_a_stale_replica_says_nothing_of_tokens(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """Its refusal to read is none of the record's fault: no handler is cancelled for it."""
+    server = start(kind, "--replica-serve-stale-data", "no")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        seen = await node.win(SLOT)
+        server.send("REPLICAOF", "127.0.0.1", "1")
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await node.renew(seen)
+            with pytest.raises(StoreUnavailable):
+                await node.complete(seen)
+        server.send("REPLICAOF", "NO", "ONE")
+        assert (await node.renew(seen)).outcome == "renewed"
+
+
+async def test_a_permission_that_is_withdrawn_says_nothing_of_tokens(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        seen = await node.win(SLOT)
+        for command in ("hmget", "hget"):
+            server.send("ACL", "SETUSER", "default", f"-{command}")
+            with pytest.raises(StoreError):
+                await node.renew(seen)
+            server.send("ACL", "SETUSER", "default", f"+{command}")
+        assert (await node.renew(seen)).outcome == "renewed"
+
+
 async def test_noreplicas_too_few_replicas_to_write(
     kind: str, start: Callable[..., redis.Server]
 ) -> None:

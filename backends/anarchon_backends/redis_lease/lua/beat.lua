@@ -37,8 +37,8 @@ local function sweep(watched, key)
   if not swept[key] then
     swept[key] = true
     for _, slot in ipairs(unfinished(key)) do
-      local fine, run = pcall(load_run, key, watched.job, tonumber(slot))
-      if fine and run then
+      local run = unless_broken(load_run, key, watched.job, tonumber(slot))
+      if run then
         found[#found + 1] = run
       end
     end

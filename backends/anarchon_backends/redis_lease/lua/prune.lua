@@ -150,12 +150,7 @@ for i, name in ipairs(batch.jobs) do
   if gone >= batch.room then
     break
   end
-  local fine, pruned = pcall(prune_job, KEYS[1 + i], name, batch.room - gone)
-  if fine then
-    gone = gone + pruned
-  elseif type(pruned) ~= 'table' or not pruned.broken then
-    error(pruned, 0)
-  end
+  gone = gone + (unless_broken(prune_job, KEYS[1 + i], name, batch.room - gone) or 0)
   done = i
 end
 return reply({ gone = gone, done = done })

@@ -49,10 +49,14 @@ local function number(key, value, otherwise)
   return tonumber(value) or broken(key, 'not a number where one belongs')
 end
 
+-- The answer to a reading command; only a key of another kind is the record's own fault.
 local function read(key, ...)
   local reply = redis.pcall(...)
   if type(reply) == 'table' and reply.err then
-    broken(key, reply.err)
+    if string.find(reply.err, 'WRONGTYPE', 1, true) then
+      broken(key, reply.err)
+    end
+    error(reply.err, 0)
   end
   return reply
 end
@@ -89,8 +93,11 @@ local function load_job(key, schedule_id)
 end
 
 local function fence_of(key)
-  local fence = redis.pcall('HGET', key, 'fence')
-  return type(fence) == 'string' and fence or '0'
+  local fine, fence = pcall(read, key, 'HGET', key, 'fence')
+  if not fine and type(fence) ~= 'table' then
+    error(fence, 0)
+  end
+  return fine and fence or '0'
 end
 
 -- Runs --------------------------------------------------------------------------------------
@@ -424,18 +431,25 @@ end
 
 -- Answers -----------------------------------------------------------------------------------
 
+-- What `act(...)` returns, or what is broken.
+local function unless_broken(act, ...)
+  local fine, answer = pcall(act, ...)
+  if fine then
+    return answer
+  end
+  if type(answer) ~= 'table' or not answer.broken then
+    error(answer, 0)
+  end
+  return nil, answer.broken
+end
+
 -- The answers of `judge(item, key)` in the batch's order; `offset` keys stand before the items'.
 local function answers_of(items, offset, judge)
   local answers = {}
   for i, item in ipairs(items) do
     local key = KEYS[offset + i]
-    local fine, answer = pcall(judge, item, key)
-    if not fine then
-      if type(answer) ~= 'table' or not answer.broken then
-        error(answer, 0)
-      end
-      answer = { outcome = 'broken', broken = answer.broken }
-    end
+    local answer, why = unless_broken(judge, item, key)
+    answer = answer or { outcome = 'broken', broken = why }
     answer.fence = answer.fence or fence_of(key)
     answers[i] = answer
   end
