@@ -339,6 +339,8 @@ class Holding:
         Not before two sessions' times after it was sent last: by then a client that got it late has
         either named it, or lost the trust in which it could have started it (I4).
         """
+        if hold.cancel is not None:  # sent after its cancel it would be started all the same
+            return
         hold.silences += 1
         if hold.silences < limits.SILENCES_BEFORE_RESEND:
             return
