@@ -21,6 +21,14 @@ Key = tuple[str, int]
 """A job's name and a slot: one run in the whole cluster."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A lease as last seen: the end that the store wrote, and when it is over by our own clock."""
+
+    until: int
+    over_at: int
+
+
 @dataclass(slots=True)
 class Wish:
     """A slot or run this instance would run. Moments are its own, but for `deadline_at`.
@@ -60,7 +68,7 @@ class Claiming:
         self._jobs = jobs
         self._holding = holding
         self._wishes: dict[Key, Wish] = {}
-        self._watched: set[Key] = set()
+        self._watched: dict[Key, Sight] = {}
         self._looks: list[Key] = []
 
     # --- Where wishes come from ----------------------------------------------------------
@@ -89,7 +97,7 @@ class Claiming:
         if run.state.final or run.current is None or self._holding.holds(run.token):
             self.forget(key)
             return
-        self._watched.add(key)
+        self._watched[key] = self._sighted(view, self._watched.get(key))
         if not view.takeable:
             assert view.lease_left_ms is not None, "a run in progress has a lease"
             look_at = self._context.now + view.lease_left_ms
@@ -97,6 +105,30 @@ class Claiming:
             self._context.timers.set(("look", key), look_at)
             return
         self._wish_to_take_over(view)
+
+    def _sighted(self, view: RunView, before: Sight | None) -> Sight:
+        """What this sight of the run says of the end of its lease (S19).
+
+        A lease that shows as over when it is first seen may have been written while the store's
+        clock was elsewhere, by a holder that lives and mends it with its next heartbeat: it is over
+        once it has stayed as it is for its length.
+        """
+        lease, now = view.run.lease, self._context.now
+        if view.run.freed or lease is None or self._context.capabilities.boot_leases:
+            return Sight(0, now)
+        if before is not None and before.until == lease.until:
+            return before
+        left = view.lease_left_ms
+        assert left is not None, "a run with a lease has something left of it, or nothing"
+        return Sight(lease.until, now + (left if left > 0 else lease.length_ms))
+
+    def _vouched(self, wish: Wish, lease_ms: int) -> bool:
+        """Whether the store may take leases as over by its clock (S18, S19)."""
+        context = self._context
+        if not context.vouched(lease_ms):
+            return False
+        runs = [key for key in self._watched if key[0] == wish.job] if wish.first else []
+        return all(self._watched[key].over_at <= context.now for key in runs)
 
     def _wish_to_take_over(self, view: RunView) -> None:
         run, context = view.run, self._context
@@ -121,6 +153,7 @@ class Claiming:
             state = self._jobs.get(run.job)
             watched_for = max(run.lease.length_ms, state.job.lease_ms if state else 0)
             self._hold_back(wish, context.takeovers_from(watched_for))
+            self._hold_back(wish, self._watched[key].over_at)
         self._wishes[key] = wish
 
     def _hold_back(self, wish: Wish, until: int) -> None:
@@ -153,7 +186,7 @@ class Claiming:
 
     def forget(self, key: Key) -> None:
         """The run has ended, or is none of our business: no look, no takeover."""
-        self._watched.discard(key)
+        self._watched.pop(key, None)
         self._context.timers.clear(("look", key))
         wish = self._wishes.get(key)
         if wish is not None and not wish.first and not wish.in_call and not wish.unknown:
@@ -259,7 +292,7 @@ class Claiming:
             max_attempts=job.max_attempts,
             window_ms=job.definition.window_ms,
             expected_at=context.store_now,
-            vouched=context.vouched(job.lease_ms),
+            vouched=self._vouched(wish, job.lease_ms),
             may_run=may_run,
             seen_attempt=wish.seen_attempt,
             seen_token=wish.seen_token,
@@ -319,7 +352,7 @@ class Claiming:
     def _won(self, wish: Wish, claim: Claim, answer: ClaimAnswer, sent_at: int) -> None:
         context, key = self._context, (wish.job, wish.slot)
         del self._wishes[key]
-        self._watched.discard(key)
+        self._watched.pop(key, None)
         context.timers.clear(("look", key))
         assert answer.run is not None, "a won claim shows its run"
         state = self._jobs.get(wish.job)
