@@ -354,6 +354,25 @@ def test_s19_a_dead_runners_run_is_taken_over_once_within_a_second_of_its_leases
     assert len(story.starts(5_000)) == 2
 
 
+def test_s19_a_clock_that_goes_there_and_back_unseen_does_not_end_a_living_lease() -> None:
+    story = Story(once(5_000, lasting(9_000)), boot_leases=False)
+
+    def there_and_back() -> None:
+        (other,) = (host for host in story.hosts if host is not story.holder(5_000))
+        sidecar = other.sidecar
+        assert sidecar is not None
+        other.disturb(600)
+        sidecar.freeze()
+        story.world.set_store_clock(HOUR)
+        story.at(7_600, lambda: story.world.set_store_clock(-HOUR))
+        story.at(7_600, sidecar.thaw)
+
+    story.at(7_000, there_and_back)
+    story.play()
+    assert story.end_of(5_000) == ("success", "", 1)
+    assert any(run.store_at > EPOCH_MS + HOUR for run in story.saved(5_000)), "renewed in between"
+
+
 def test_s19_a_released_run_does_not_wait_where_the_clock_steps_back() -> None:
     story = Story(once(5_000, lasting(4_000)), boot_leases=False)
     story.at(9_000 - 500, lambda: story.holder(5_000).kill_app(None, seen=True))
@@ -477,6 +496,15 @@ def test_s21_an_attempt_that_outlives_its_timeout_is_cancelled_and_failed() -> N
     story.play()
     assert story.end_of(5_000) == ("failed", "timeout", 1)
     assert story.ended_at(story.starts(5_000)[0].token) <= 6_000 + 200
+
+
+def test_s21a_what_was_cancelled_is_not_sent_again() -> None:
+    story = Story(once(5_000, QUICK, timeout_ms=1_000, cancel_grace_ms=5_000), hosts=1)
+    story.at(4_000, lambda: setattr(story.hosts[0].app, "accepts", False))
+    story.at(6_200, lambda: setattr(story.hosts[0].app, "accepts", True))
+    story.play()
+    assert not story.starts(5_000)
+    assert story.end_of(5_000) == ("failed", "timeout", 1)
 
 
 def test_s23_a_polite_stop_hands_over_when_the_handler_has_stopped() -> None:

@@ -37,7 +37,6 @@ class World:
         self.rng = random.Random(plan.seed + 1)
         self.timeline = Timeline()
         self.events: list[Event] = []
-        self.clock_steps_from = 0
         self._numbers = 0
         machine = SimClock(self.timeline)
         self.storage = Storage(self.timeline, machine, plan.boot_leases, self.record, self._freed)
