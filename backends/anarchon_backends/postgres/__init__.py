@@ -18,7 +18,8 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import asyncpg
@@ -31,20 +32,48 @@ from anarchon_backends.postgres._connection import (
     answer_of,
     end,
 )
+from anarchon_backends.postgres._decisions import (
+    changed_jobs,
+    judge_claim,
+    judge_completion,
+    judge_plan,
+    judge_release,
+    judge_renewal,
+    registration_of,
+    what_may_go,
+)
+from anarchon_backends.postgres._news import News
 from anarchon_backends.postgres._rows import (
     EVER,
-    Document,
     Rows,
     attempt_of,
     failure_text,
     instance_of,
     instance_text,
     moment,
-    result_text,
     run_of,
 )
 from anarchon_backends.postgres._sql import INSTANCES, JOBS, RUNS, in_schema
 from anarchon_backends.postgres._start import NUMBERS, REMEDIES, Start, check_again
+from anarchon_backends.postgres._values import (
+    BEAT_TYPES,
+    CLAIM_TYPES,
+    COMPLETE_TYPES,
+    PRUNE_TYPES,
+    REGISTER_TYPES,
+    answer_to_beat,
+    answer_to_win,
+    beat_values,
+    claim_values,
+    complete_values,
+    definition_row,
+    fences_of_beat,
+    hold_of,
+    holds_by_job,
+    job_view,
+    kept_result,
+    runs_by_key,
+)
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
@@ -52,7 +81,6 @@ _T = TypeVar("_T")
 _A = TypeVar("_A")
 
 _OPEN_S = 10.0  # how long opening may wait for others that make the schema
-_SILENCE_S = 30.0  # after which a listener makes sure that its connection still is one
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
 
 
@@ -78,9 +106,8 @@ class PostgresStore:
         self._pool = Pool(address, options.op_timeout_ms, self._check_connection)
         self._store_id = ""
         name = f"{address.schema}\0{options.namespace}".encode()
-        self._channel = f"anarchon_{hashlib.sha256(name).hexdigest()[:32]}"
-        self._freed = _Counter()
-        self._listener: asyncpg.Connection = None
+        channel = f"anarchon_{hashlib.sha256(name).hexdigest()[:32]}"
+        self._news = News(channel, lambda: self._pool.connect(), options.op_timeout_ms)
         self._pruned_to = ""
 
     @property
@@ -107,7 +134,7 @@ class PostgresStore:
                 await end(connection)
             self._store_id = start.store_id
             if not self._address.pooled:
-                await self._listen()
+                await self._news.listen()
             self._pool.start()
 
     async def _check_connection(self, connection: asyncpg.Connection) -> None:
@@ -117,7 +144,7 @@ class PostgresStore:
     async def close(self) -> None:
         """Lets go of everything, with at most a second for each connection's farewell."""
         await self._pool.close()
-        self._freed.close()
+        self._news.close()
 
     # --- Deciding ------------------------------------------------------------------------
 
@@ -155,7 +182,7 @@ class PostgresStore:
             return set()
         sql = self._call("write", "text json json json json text")
         send = session.read if inside else session.write
-        return set(await send(sql, self._namespace, *changes, self._channel))
+        return set(await send(sql, self._namespace, *changes, self._news.channel))
 
     async def _decide(
         self,
@@ -194,8 +221,8 @@ class PostgresStore:
         plain = [
             not claim.seen_attempt and claim.may_run and of_job[claim.job] == 1 for claim in claims
         ]
-        sql = self._call("claim", _CLAIM_TYPES)
-        values = [*zip(*map(_claim_values, claims), strict=True)] or [()] * 12
+        sql = self._call("claim", CLAIM_TYPES)
+        values = [*zip(*map(claim_values, claims), strict=True)] or [()] * 12
 
         async def work(session: Session) -> port.Reply[port.ClaimAnswer]:
             alone = [claim.overlap is not model.OverlapPolicy.ALLOW for claim in claims]
@@ -204,14 +231,14 @@ class PostgresStore:
             now_us = document["now_us"]
             answers: dict[int, port.ClaimAnswer] = {}
             fences: dict[str, int] = {claim.job: 0 for claim in claims} | (document["fences"] or {})
-            won = zip(document["wins"] or (), document["won"] or (), strict=True)
-            for number, fence in won:
-                answers[number - 1] = _won(claims[number - 1], fence, moment(now_us))
+            wins = zip(document["wins"] or (), document["won"] or (), strict=True)
+            for number, fence in wins:
+                answers[number - 1] = answer_to_win(claims[number - 1], fence, moment(now_us))
             rest = [(n, claim) for n, claim in enumerate(claims) if n not in answers]
             if rest:
                 rows = Rows(document["rest"])
                 decided, rows = await self._decide(
-                    session, rest, _judge_claim, rows, self._reread_claims
+                    session, rest, judge_claim, rows, self._reread_claims
                 )
                 answers |= decided
                 now_us = rows.now.at_us
@@ -244,7 +271,7 @@ class PostgresStore:
 
         async def work(session: Session) -> port.Reply[port.PlanAnswer]:
             numbered = list(enumerate(plans))
-            answers, rows = await self._decide(session, numbered, _judge_plan, None, reread)
+            answers, rows = await self._decide(session, numbered, judge_plan, None, reread)
             fences = rows.fences(plan.job for plan in plans)
             return self._reply(rows.now.at_us, (answers[n] for n, _ in numbered), fences)
 
@@ -252,71 +279,29 @@ class PostgresStore:
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat."""
-        sql = self._call("beat", _BEAT_TYPES)
-        instance, renewals = beat.instance, beat.renewals
-        touched = [each.job for each in renewals] + [job for job, _ in beat.looks]
-        seen: set[tuple[str, int]] = set()
-        values = (
-            self._namespace,
-            instance.incarnation,
-            instance.instance_id,
-            instance.lease_ms,
-            instance_text(instance),
-            beat.leaving,
-            [each.job for each in renewals],
-            [each.slot for each in renewals],
-            [each.token for each in renewals],
-            [each.incarnation for each in renewals],
-            [each.lease_ms for each in renewals],
-            [each.started_at for each in renewals],
-            [
-                _first((each.job, each.slot), seen) and not each.adopt and each.cancel is None
-                for each in renewals
-            ],
-            [job for job, _ in beat.looks],
-            [slot for _, slot in beat.looks],
-            [job for job, _ in beat.sweep],
-            [schedule_id for _, schedule_id in beat.sweep],
-            beat.sweep_limit,
-        )
+        sql = self._call("beat", BEAT_TYPES)
+        values = beat_values(beat)
 
         async def work(session: Session) -> port.Reply[port.BeatAnswer]:
-            document = json.loads(await session.write(sql, *values))
+            document = json.loads(await session.write(sql, self._namespace, *values))
             now = moment(document["now_us"])
-            changed = {(r["job"], r["slot"]): run_of(r) for r in document["renewed"] or ()}
-            answers = {
-                n - 1: port.TokenAnswer(
-                    port.TokenOutcome.RENEWED,
-                    machine.view(changed[renewals[n - 1].job, renewals[n - 1].slot], now),
-                )
-                for n in document["numbers"] or ()
-            }
-            rest = [(n, each) for n, each in enumerate(renewals) if n not in answers]
+            changed = runs_by_key(document["renewed"])
+            answers: dict[int, port.TokenAnswer] = {}
+            for number in document["numbers"] or ():
+                each = beat.renewals[number - 1]
+                view = machine.view(changed[each.job, each.slot], now)
+                answers[number - 1] = port.TokenAnswer(port.TokenOutcome.RENEWED, view)
+            rest = [(n, each) for n, each in enumerate(beat.renewals) if n not in answers]
             if rest:
-                rows = Rows(document["rest"])
+                read = Rows(document["rest"])
                 decided, rows = await self._decide(
-                    session, rest, _judge_renewal, rows, self._reread_tokens
+                    session, rest, judge_renewal, read, self._reread_tokens
                 )
                 answers |= decided
                 changed |= rows.saved
-            fences = dict.fromkeys(touched, 0) | (document["fences"] or {})
-            swept = zip(beat.sweep, document["swept"] or (), strict=True)
-            fences |= {job: fence or 0 for (job, _), fence in swept}
-            looks = {(r["job"], r["slot"]): run_of(r) for r in document["looks"] or ()}
-            looks |= {key: run for key, run in changed.items() if key in looks}
-            unfinished = {(r["job"], r["slot"]): run_of(r) for r in document["unfinished"] or ()}
-            unfinished |= {key: run for key, run in changed.items() if key in unfinished}
-            answer = port.BeatAnswer(
-                renewals=tuple(answers[n] for n in range(len(renewals))),
-                looks=tuple(
-                    machine.view(looks[key], now) if key in looks else None for key in beat.looks
-                ),
-                unfinished=_in_order(unfinished.values(), now),
-                settled=tuple(document["settled"] or ()),
-                known=document["known"],
-                twins=tuple(document["twins"] or ()),
-            )
-            return self._reply(now.at_us, [answer], fences)
+            renewals = tuple(answers[n] for n in range(len(beat.renewals)))
+            answer = answer_to_beat(beat, document, renewals, changed, now)
+            return self._reply(now.at_us, [answer], fences_of_beat(beat, document))
 
         return await self._act(work)
 
@@ -333,21 +318,11 @@ class PostgresStore:
         self, completions: Sequence[port.Completion]
     ) -> port.Reply[port.TokenAnswer]:
         """Records results."""
-        sql = self._call("complete", _COMPLETE_TYPES)
-        seen: set[tuple[str, int]] = set()
-        values = (
-            self._namespace,
-            [each.job for each in completions],
-            [each.slot for each in completions],
-            [each.token for each in completions],
-            [_plain_state(each, seen) for each in completions],
-            [failure_text(each.outcome.failure) for each in completions],
-            [_kept_result(each.outcome) for each in completions],
-            [each.outcome.elapsed_ms for each in completions],
-        )
+        sql = self._call("complete", COMPLETE_TYPES)
+        values = complete_values(completions)
 
         async def work(session: Session) -> port.Reply[port.TokenAnswer]:
-            document = json.loads(await session.write(sql, *values))
+            document = json.loads(await session.write(sql, self._namespace, *values))
             now = moment(document["now_us"])
             done = {(r["job"], r["slot"]): r for r in document["done"] or ()}
             answers: dict[int, port.TokenAnswer] = {}
@@ -355,7 +330,7 @@ class PostgresStore:
                 each = completions[number - 1]
                 said = {
                     "failure": failure_text(each.outcome.failure),
-                    "result": _kept_result(each.outcome),
+                    "result": kept_result(each.outcome),
                 }
                 run = run_of(done[each.job, each.slot] | said)
                 view = machine.view(run, now)
@@ -365,7 +340,7 @@ class PostgresStore:
                 decided, rows = await self._decide(
                     session,
                     rest,
-                    _judge_completion,
+                    judge_completion,
                     Rows(document["rest"]),
                     self._reread_tokens,
                 )
@@ -383,7 +358,7 @@ class PostgresStore:
         async def work(session: Session) -> port.Reply[port.TokenAnswer]:
             numbered = list(enumerate(releases))
             answers, rows = await self._decide(
-                session, numbered, _judge_release, None, self._reread_tokens
+                session, numbered, judge_release, None, self._reread_tokens
             )
             fences = rows.fences(each.job for each in releases)
             return self._reply(rows.now.at_us, (answers[n] for n, _ in numbered), fences)
@@ -398,14 +373,14 @@ class PostgresStore:
         told = dict(zip(wanted, definitions, strict=True))
         names = [hold.job for hold in wanted]
         read = self._call("register_read", "text text text[]")
-        write = self._call("register_write", _REGISTER_TYPES)
+        write = self._call("register_write", REGISTER_TYPES)
 
         async def work(session: Session) -> port.Reply[port.Registration]:
             async with session.transaction():
                 text = await session.read(read, self._namespace, instance.incarnation, names)
                 document = json.loads(text)
-                rows, held = Rows(document["rows"]), _by_job(document["held"] or ())
-                windows = {_hold_of(row): row["window_ms"] for row in document["held"] or ()}
+                rows, held = Rows(document["rows"]), holds_by_job(document["held"] or ())
+                windows = {hold_of(row): row["window_ms"] for row in document["held"] or ()}
                 new = [hold for hold in told if windows.get(hold) != told[hold].window_ms]
                 before = {name: rows.job(name) for name in names}
                 for hold in wanted:
@@ -429,15 +404,15 @@ class PostgresStore:
                     instance_text(instance),
                     names,
                     [hold.definition_id for hold in wanted],
-                    rows.job_rows(_changed_jobs(rows, before, new)),
+                    rows.job_rows(changed_jobs(rows, before, new)),
                     rows.changed_schedules(),
-                    json.dumps([_definition_row(hold, told[hold]) for hold in new]),
+                    json.dumps([definition_row(hold, told[hold]) for hold in new]),
                 )
             for job, holds in held.items():
                 held[job] = [h for h in holds if h.incarnation != instance.incarnation]
             for hold in wanted:
                 held.setdefault(hold.job, []).append(hold)
-            answers = [_registration(rows, hold, held[hold.job]) for hold in wanted]
+            answers = [registration_of(rows, hold, held[hold.job]) for hold in wanted]
             return self._reply(rows.now.at_us, answers, rows.fences(names))
 
         return await self._act(work)
@@ -494,7 +469,7 @@ class PostgresStore:
             found = {row["job"]: row for row in document["jobs"] or ()}
             page = [found[name] for name in wanted or found if name in found]
             fences = {row["job"]: row["fence"] for row in page}
-            return self._reply(now.at_us, (_job_view(row, now) for row in page), fences)
+            return self._reply(now.at_us, (job_view(row, now) for row in page), fences)
 
         return await self._act(work)
 
@@ -522,14 +497,14 @@ class PostgresStore:
         One call looks at 200 jobs; the next goes on where it ended.
         """
         read = self._call("prune_read", "text text int8")
-        write = self._call("prune_write", _PRUNE_TYPES)
+        write = self._call("prune_write", PRUNE_TYPES)
 
         async def work(session: Session) -> port.Reply[int]:
             text = await session.write(read, self._namespace, self._pruned_to, _PRUNE_JOBS)
             document = json.loads(text)
             rows = Rows(document["rows"])
             names: list[str] = document["names"]
-            columns = _what_may_go(document, rows, policy)
+            columns = what_may_go(document, rows, policy)
             values = (*columns, policy.history_max, policy.batch)
             outcome = json.loads(await session.write(write, self._namespace, names, *values))
             seen = outcome["seen"]
@@ -544,300 +519,10 @@ class PostgresStore:
     async def _act(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
         return await self._pool.call(work)
 
-    # --- News ----------------------------------------------------------------------------
-
-    async def _listen(self) -> None:
-        """Counts news from now on; the connection's end is news too, as some may be missed."""
-        connection = await self._pool.connect()
-        try:
-            await connection.add_listener(self._channel, lambda *_: self._freed.add())
-        except BaseException:
-            connection.terminate()
-            raise
-        connection.add_termination_listener(lambda _: self._freed.add())
-        self._listener = connection
-
     async def watch(self) -> AsyncIterator[None]:
         """Yields when a run was freed, counted from `open`; ends at once behind a pooler."""
-        while not self._address.pooled and not self._freed.is_closed():
-            if self._listener is None or self._listener.is_closed():
-                await answer_of(self._listen(), self._address.location, ())
-                yield  # what was freed meanwhile was not heard of
-                continue
-            try:
-                async with asyncio.timeout(_SILENCE_S):
-                    await self._freed.wait()
-            except TimeoutError:
-                await self._ask_listener()
-                continue
-            if not self._freed.is_closed() and not self._listener.is_closed():
+        if self._address.pooled:
+            return
+        async with aclosing(self._news.watch()) as watch:
+            while await answer_of(anext(watch, self), self._address.location, ()) is not self:
                 yield
-
-    async def _ask_listener(self) -> None:
-        """Cuts a connection that only looks as if it were there: a listener hears nothing of it."""
-        try:
-            await self._listener.fetchval("SELECT 1", timeout=self._options.op_timeout_ms / 1_000)
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            self._listener.terminate()
-
-
-class _Counter:
-    """Whether there was news since it was last waited for."""
-
-    def __init__(self) -> None:
-        self._news = asyncio.Event()
-        self._closed = False
-
-    def add(self) -> None:
-        self._news.set()
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def close(self) -> None:
-        self._closed = True
-        self._news.set()
-
-    async def wait(self) -> None:
-        await self._news.wait()
-        if not self._closed:
-            self._news.clear()
-
-
-# --- What the machine decides ------------------------------------------------------------
-
-
-def _judge_claim(rows: Rows, claim: port.Claim) -> port.ClaimAnswer:
-    schedule = rows.schedule(claim.job, claim.schedule_id)
-    verdict = machine.judge_claim(
-        claim,
-        rows.now,
-        rows.job(claim.job),
-        schedule.settled if schedule else None,
-        rows.run(claim.job, claim.slot),
-        rows.others(claim.job, claim.slot),
-    )
-    rows.save(verdict.saved)
-    if rows.knows(claim.job):
-        rows.save_job(verdict.job)
-    rows.settle(claim.job, claim.schedule_id, verdict.settled)
-    return verdict.answer
-
-
-def _judge_plan(rows: Rows, plan: port.Plan) -> port.PlanAnswer:
-    schedule = rows.schedule(plan.job, plan.schedule_id)
-    taken = frozenset(m.slot for m in plan.slots if rows.run(plan.job, m.slot) is not None)
-    settled = schedule.settled if schedule else None
-    job = rows.job(plan.job)
-    verdict = machine.judge_plan(plan, rows.now, job, settled, taken)
-    rows.save(verdict.saved)
-    rows.save_job(job)
-    rows.settle(plan.job, plan.schedule_id, verdict.answer.settled)
-    return verdict.answer
-
-
-def _judge_renewal(rows: Rows, renewal: port.Renewal) -> port.TokenAnswer:
-    verdict = machine.judge_renewal(renewal, rows.now, rows.run(renewal.job, renewal.slot))
-    rows.save([verdict.saved] if verdict.saved else [])
-    return verdict.answer
-
-
-def _judge_completion(rows: Rows, completion: port.Completion) -> port.TokenAnswer:
-    job, slot = completion.job, completion.slot
-    past = rows.attempt_of(job, slot, completion.token)
-    verdict = machine.judge_completion(completion, rows.now, rows.run(job, slot), past)
-    rows.save([verdict.saved] if verdict.saved else [])
-    return verdict.answer
-
-
-def _judge_release(rows: Rows, release: port.Release) -> port.TokenAnswer:
-    verdict = machine.judge_release(release, rows.now, rows.run(release.job, release.slot))
-    rows.save([verdict.saved] if verdict.saved else [])
-    return verdict.answer
-
-
-def _what_may_go(
-    document: Document, rows: Rows, policy: port.PrunePolicy
-) -> tuple[list[int], list[int], list[int], list[bool], str, str]:
-    """What pruning may do to each job: its version, bound, oldest, whether it is unused.
-
-    Then, as JSON by job: its current definition and schedule, and the definitions that go.
-    """
-    definitions = _grouped(document["definitions"] or ())
-    held = _grouped(document["held"] or ())
-    versions: list[int] = []
-    bounds: list[int] = []
-    oldest: list[int] = []
-    unused: list[bool] = []
-    currents: dict[str, tuple[str, str]] = {}
-    going: dict[str, list[str]] = {}
-    for name in document["names"]:
-        kept = [
-            machine.KeptDefinition(
-                row["definition_id"], row["schedule_id"], row["window_ms"], row["held_at"]
-            )
-            for row in definitions.get(name, [])
-        ]
-        holds = held.get(name, [])
-        ever = {row["definition_id"] for row in holds}
-        job, gone = machine.judge_definitions(
-            rows.job(name), kept, ever, rows.now, policy.history_ms
-        )
-        used = {job.definition_id, *(row["definition_id"] for row in holds if row["live"])}
-        in_use = [each for each in kept if each.definition_id in used]
-        all_go = len(gone) == len(kept)
-        bound = machine.prune_bound(rows.now, in_use, rows.all_settled(name))
-        versions.append(rows.version(name))
-        bounds.append(EVER if all_go else bound)
-        oldest.append(EVER if all_go else rows.now.at - policy.history_ms)
-        unused.append(all_go)
-        currents[name] = job.definition_id, job.schedule_id
-        going[name] = [each.definition_id for each in gone]
-    return versions, bounds, oldest, unused, json.dumps(currents), json.dumps(going)
-
-
-# --- Values ------------------------------------------------------------------------------
-
-_CLAIM_TYPES = (
-    "text text[] int8[] text[] text[] text[] text[] int8[] int8[] int8[] int8[] int8[] int8[]"
-    " bool[] bool[]"
-)
-_BEAT_TYPES = (
-    "text text text int8 text bool text[] int8[] text[] text[] int8[] int8[] bool[]"
-    " text[] int8[] text[] text[] int8"
-)
-_COMPLETE_TYPES = "text text[] int8[] text[] text[] text[] text[] int8[]"
-_REGISTER_TYPES = "text int8 text text int8 text text[] text[] json json json"
-_PRUNE_TYPES = "text text[] int8[] int8[] int8[] bool[] json json int8 int8"
-
-
-def _claim_values(claim: port.Claim) -> tuple[object, ...]:
-    return (
-        claim.job,
-        claim.slot,
-        claim.token,
-        claim.instance_id,
-        claim.incarnation,
-        claim.schedule_id,
-        claim.previous_slot,
-        claim.start_deadline_ms,
-        claim.lease_ms,
-        claim.cancel_grace_ms,
-        claim.max_attempts,
-        claim.window_ms,
-    )
-
-
-def _won(claim: port.Claim, fence: int, now: machine.Moment) -> port.ClaimAnswer:
-    """The answer to a first claim that the database let win, as the database wrote its row."""
-    attempt = model.Attempt(
-        attempt=1,
-        token=claim.token,
-        fence=fence,
-        instance_id=claim.instance_id,
-        incarnation=claim.incarnation,
-        cause=model.AttemptCause.CLAIM,
-        state=model.RunState.CLAIMED,
-        claimed_at=now.at,
-    )
-    until = now.at + claim.lease_ms
-    run = model.Run(
-        job=claim.job,
-        slot=claim.slot,
-        trigger=model.Trigger.SCHEDULE,
-        state=model.RunState.CLAIMED,
-        current=attempt,
-        lease=model.Lease(until, claim.lease_ms, until),
-        max_attempts=claim.max_attempts,
-        window_ms=claim.window_ms,
-        cancel_grace_ms=claim.cancel_grace_ms,
-    )
-    return port.ClaimAnswer(port.ClaimOutcome.WON, machine.view(run, now))
-
-
-def _first(key: tuple[str, int], seen: set[tuple[str, int]]) -> bool:
-    """Whether the batch has said nothing of this run before."""
-    before = len(seen)
-    seen.add(key)
-    return len(seen) > before
-
-
-def _plain_state(completion: port.Completion, seen: set[tuple[str, int]]) -> str:
-    """What the database may make of the run; empty where the machine must decide."""
-    first = _first((completion.job, completion.slot), seen)
-    if not first or completion.outcome.stopped is not None:
-        return ""
-    failed = completion.outcome.failure is not None
-    return model.RunState.FAILED if failed else model.RunState.SUCCESS
-
-
-def _kept_result(outcome: model.Outcome) -> str:
-    """What is kept of a result: nothing of an attempt that failed."""
-    return "" if outcome.failure is not None else result_text(outcome.result)
-
-
-def _in_order(runs: Iterable[model.Run], now: machine.Moment) -> tuple[model.RunView, ...]:
-    """The unfinished runs as they show, those to be taken over first."""
-    views = [machine.view(run, now) for run in runs if not run.state.final]
-    views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
-    return tuple(views)
-
-
-def _grouped(rows: Iterable[Document]) -> dict[str, list[Document]]:
-    groups: dict[str, list[Document]] = {}
-    for row in rows:
-        groups.setdefault(row["job"], []).append(row)
-    return groups
-
-
-def _by_job(rows: Iterable[Document]) -> dict[str, list[machine.Hold]]:
-    return {job: [_hold_of(row) for row in group] for job, group in _grouped(rows).items()}
-
-
-def _hold_of(row: Document) -> machine.Hold:
-    return machine.Hold(row["incarnation"], row["job"], row["definition_id"], row["schedule_id"])
-
-
-def _changed_jobs(
-    rows: Rows, before: Mapping[str, machine.JobRecord], new: Iterable[machine.Hold]
-) -> set[str]:
-    """The jobs whose rows a registration writes: what they are or what is in use has changed."""
-    changed = {name for name, job in before.items() if rows.job(name) != job}
-    return changed | {hold.job for hold in new} | {job for job, _ in rows.moved}
-
-
-def _definition_row(hold: machine.Hold, definition: model.Definition) -> dict[str, object]:
-    return {
-        "job": hold.job,
-        "definition_id": hold.definition_id,
-        "schedule_id": hold.schedule_id,
-        "window_ms": definition.window_ms,
-        "spec": definition.spec.to_json(),
-    }
-
-
-def _registration(
-    rows: Rows, hold: machine.Hold, held: Iterable[machine.Hold]
-) -> port.Registration:
-    job = rows.job(hold.job)
-    schedule = rows.schedule(hold.job, hold.schedule_id)
-    return port.Registration(
-        job=hold.job,
-        current=job.definition_id == hold.definition_id,
-        since=schedule.since if schedule else job.definition_at,
-        settled=schedule.settled if schedule else None,
-        definitions_differ=machine.definitions_differ(held),
-    )
-
-
-def _job_view(row: Document, now: machine.Moment) -> model.JobView:
-    held = row["held"] or ()
-    last = run_of(row["last"]) if row["last"] else None
-    return model.JobView(
-        name=row["job"],
-        spec=model.JobSpec.from_json(row["spec"]),
-        definition_at=row["definition_at"],
-        definitions_differ=len({definition_id for definition_id, _ in held}) > 1,
-        instance_ids=tuple(sorted({label for _, label in held})),
-        last_run=machine.without_traces(machine.view(last, now)) if last else None,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import subprocess
 import time
@@ -17,6 +18,8 @@ import pytest
 
 from anarchon_backends.postgres import PostgresStore, open_store
 from anarchon_backends.postgres._connection import Session
+from anarchon_backends.postgres._sql import SCHEMA_VERSION, schema_sql
+from anarchon_backends.postgres._start import NUMBERS
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import Failure, Outcome, OverlapPolicy, Reason
 from anarchon_server.core.store import (
@@ -516,7 +519,7 @@ async def test_news_goes_on_after_its_connection_went_silent(
     cluster: Cluster, far: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a firewall that forgot it: nothing tells the listener that nothing will come."""
-    monkeypatch.setattr("anarchon_backends.postgres._SILENCE_S", 0.05)
+    monkeypatch.setattr("anarchon_backends.postgres._news.SILENCE_S", 0.05)
     near = await cluster.node()
     proxy.drop_replies()
     watch = far.store.watch()
@@ -530,6 +533,22 @@ async def test_news_goes_on_after_its_connection_went_silent(
     async with asyncio.timeout(SOON_S):
         await waiting
     await watch.aclose()  # type: ignore[attr-defined]
+
+
+# The schema
+
+
+def test_the_schema_of_version_1_is_what_it_was() -> None:
+    """What is installed is not replaced: another text needs another version, and a migration."""
+    assert SCHEMA_VERSION == 1
+    text = schema_sql("anarchon", NUMBERS)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "73437531f5bc3079"
+
+
+async def test_an_old_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anarchon_backends.postgres._start._SERVER_MIN", 990_000)
+    with pytest.raises(StoreRefused, match="Anarchon needs 12 or newer"):
+        await opened(postgres.new_schema())
 
 
 # Values
