@@ -140,15 +140,15 @@ class App:
         self._goes_at = max(self._timeline.now + self.hop(), self._goes_at)
         self._timeline.at(self._goes_at, action)
 
-    def after(self, delay_ms: int, action: Action) -> None:
-        """A timer of this process."""
-        self.do_at(self._timeline.now + delay_ms, action)
+    def after(self, delay_ms: int, action: Action, *, look: bool = True) -> None:
+        """A timer of this process. `look`: it may change what the host is able to do."""
+        self.do_at(self._timeline.now + delay_ms, action, look=look)
 
-    def do_at(self, moment: int, action: Action) -> None:
+    def do_at(self, moment: int, action: Action, *, look: bool = True) -> None:
         """Something this process does then, or once it thaws."""
-        self._timeline.at(moment, lambda: self._do(action))
+        self._timeline.at(moment, lambda: self._do(action, look=look))
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action, *, look: bool) -> None:
         if self.dead:
             return
         if self.frozen:
@@ -157,7 +157,8 @@ class App:
         for client in self.clients:
             client.end_trust_if_over()
         action()
-        self.host.look()
+        if look:
+            self.host.look()
 
 
 def real_client() -> type[SimClient]:
@@ -298,7 +299,7 @@ class SimClient(ABC):
                 handler.listens,
             )
         )
-        self.app.after(handler.step_ms, lambda: self._step(token))
+        self.app.after(handler.step_ms, lambda: self._step(token), look=False)
         raises = rng.random() < work.fails
         outcome = Outcome(failure=Failure("Boom")) if raises else Outcome(result="done")
         self.app.after(handler.duration_ms, lambda: self._end(token, outcome))
@@ -320,7 +321,7 @@ class SimClient(ABC):
                     self.trust_until,
                 )
             )
-        self.app.after(handler.step_ms, lambda: self._step(token))
+        self.app.after(handler.step_ms, lambda: self._step(token), look=False)
 
     def _end(self, token: str, outcome: Outcome) -> None:
         handler = self.running.pop(token, None)
