@@ -148,17 +148,26 @@ class RedisLeaseStore:
     # Calls
 
     async def _run(
-        self, script: Script, batch: Mapping[str, object], jobs: Iterable[str]
+        self,
+        script: Script,
+        batch: Mapping[str, object],
+        jobs: Iterable[str],
+        *,
+        begun: bool = False,
     ) -> dict[str, Any]:
-        """Carries out one script; its answer is JSON."""
+        """Carries out one script; its answer is JSON. `begun`: another part was done before."""
         batch = {**batch, "store_id": self._drawn_id}
         if self._clock is not None:
             batch["now_us"] = self._clock.wall_us()
         keys = [self._namespace, *(self._key(job) for job in jobs)]
         text = json.dumps(batch, ensure_ascii=False, separators=(",", ":"))
-        answer: dict[str, Any] = json.loads(
-            decode(await self._pool.run(script, keys, encode(text)))
-        )
+        try:
+            said = await self._pool.run(script, keys, encode(text))
+        except StoreUnavailable as error:
+            if begun:
+                raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
+            raise
+        answer: dict[str, Any] = json.loads(decode(said))
         return answer
 
     def _key(self, job: str) -> str:
@@ -171,9 +180,9 @@ class RedisLeaseStore:
         """Carries out a batch: its answers, what the last reply says besides, and the fences."""
         answers: list[dict[str, Any]] = []
         fences: dict[str, int] = {}
-        for part in parts_of(items) or [[]]:
+        for number, part in enumerate(parts_of(items) or [[]]):
             jobs = [each["job"] for each in part]
-            last = await self._run(script, {"items": part}, jobs)
+            last = await self._run(script, {"items": part}, jobs, begun=number > 0)
             answers += last["answers"] or []
             fences |= fences_of(jobs, last["answers"])
         return answers, last, fences
@@ -195,7 +204,7 @@ class RedisLeaseStore:
         renewals: list[dict[str, Any]] = []
         looks: list[dict[str, Any]] = []
         settled: list[int | None] = []
-        unfinished: list[dict[str, str]] = []
+        unfinished: dict[tuple[str, str], dict[str, str]] = {}  # by job and slot
         fences: dict[str, int] = {}
         parts = list(beat_parts(beat))
         for number, part in enumerate(parts, 1):
@@ -203,15 +212,15 @@ class RedisLeaseStore:
             batch: dict[str, object] = {**part, "sweep_limit": beat.sweep_limit}
             if number == len(parts):
                 batch |= {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
-            last = await self._run(_scripts.BEAT, batch, jobs)
+            last = await self._run(_scripts.BEAT, batch, jobs, begun=number > 1)
             answers = [each for kind in BEAT_KINDS for each in last[kind] or ()]
             fences |= fences_of(jobs, answers)
             renewals += last["renewals"] or ()
             looks += last["looks"] or ()
             settled += [number_of(each.get("settled")) for each in last["sweep"] or ()]
-            unfinished += last["unfinished"] or ()
+            unfinished |= {(each["job"], each["slot"]): each for each in last["unfinished"] or ()}
         now = moment(int(last["now_us"]))
-        found = (look_answer({"run": each}, now) for each in unfinished)
+        found = (look_answer({"run": each}, now) for each in unfinished.values())
         views = [seen for seen in found if seen is not None]
         views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
         answer = port.BeatAnswer(
@@ -266,7 +275,7 @@ class RedisLeaseStore:
             batch["items"] = [item for _, item in placed]
             if number == len(parts):
                 batch["all_jobs"] = [group[0][1]["job"] for group in grouped]
-            last = await self._run(_scripts.REGISTER, batch, jobs)
+            last = await self._run(_scripts.REGISTER, batch, jobs, begun=number > 1)
             batch["own_live"] = last["own_live"]
             fences |= fences_of(jobs, last["answers"])
             for (place, item), each in zip(placed, last["answers"] or (), strict=True):

@@ -1,17 +1,19 @@
 """Batches as the scripts read them, and their answers as the port's records.
 
-Imports the port, the machine, the model and the standard library.
+Imports the port, the machine, the model, the limits, the errors and the standard library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from anarchon_backends.redis_lease._rows import Unreadable, failure_text, kept_definition, run_of
-from anarchon_server.core import machine, model
+from anarchon_server.core import limits, machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.errors import OutcomeUnknown
 
 _T = TypeVar("_T")
 
@@ -160,6 +162,7 @@ def release_item(release: port.Release) -> dict[str, Any]:
     }
 
 
+@lru_cache(2 * limits.JOBS_MAX)  # an instance registers the same definitions again and again
 def definition_item(definition: model.Definition) -> dict[str, Any]:
     """A definition as the script reads it."""
     return {
@@ -215,6 +218,10 @@ def plan_answer(answer: Mapping[str, Any]) -> port.PlanAnswer:
 
 def registration(job: str, answer: Mapping[str, Any]) -> port.Registration:
     """What became of a definition."""
+    if "broken" in answer:
+        raise OutcomeUnknown(
+            f"{answer['broken']}: not as Anarchon writes it; the rest was registered"
+        )
     return port.Registration(
         job=job,
         current=answer["current"],

@@ -932,6 +932,38 @@ async def test_s14_a_long_batch_goes_in_several_calls(kind: str) -> None:
         assert view.instance_ids == ("host:2",)
 
 
+async def test_s11_a_call_of_which_a_part_was_done_is_unknown(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """The server becomes a replica between two parts: the second alone was surely not done."""
+    server = start(kind)
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        names = [f"job-{n}" for n in range(300)]
+        await node.register(*(definition(name) for name in names))
+        cluster.advance_to(SLOT + PERIOD)
+        store = node.store
+        assert isinstance(store, RedisLeaseStore)
+        run = store._pool.run
+        calls = 0
+
+        async def then_demoted(*given: Any) -> bytes:
+            nonlocal calls
+            calls += 1
+            said = await run(*given)
+            if calls == 1:
+                server.send("REPLICAOF", "127.0.0.1", "1")
+            return said
+
+        store._pool.run = then_demoted  # type: ignore[assignment, method-assign]
+        wishes = [node.wish(SLOT + PERIOD, job=name) for name in names]
+        with pytest.raises(OutcomeUnknown, match="a part of the call was done before"):
+            await store.claim(wishes)
+        server.send("REPLICAOF", "NO", "ONE")
+        reply = await store.claim(wishes)
+        assert {answer.outcome for answer in reply.answers} == {"won"}
+
+
 def test_a_batch_of_much_text_goes_in_small_calls() -> None:
     results = [{"job": "j", "failure": "x" * 40_000} for _ in range(100)]
     parts = _batches.parts_of(results)
@@ -1025,6 +1057,20 @@ async def test_an_instance_or_definition_that_somebody_spoilt_is_said(kind: str)
         with pytest.raises(StoreUnavailable, match="the definition of 'job'"):
             await store.jobs(["job"], "", 1)
         assert await node.prune() == 0
+
+
+async def test_a_job_that_somebody_spoilt_is_said_when_it_is_registered(kind: str) -> None:
+    """And keeps no other from being registered."""
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        store = node.store
+        assert isinstance(store, RedisLeaseStore)
+        await store._pool.ask(["HSET", store._key("job"), "floor", "deep"])
+        with pytest.raises(OutcomeUnknown, match=r"job.*not as Anarchon writes it"):
+            await node.register(definition(), definition("other"))
+        cluster.advance_to(SLOT + PERIOD)
+        assert (await node.claim(SLOT + PERIOD, job="other")).outcome == "won"
+        assert (await node.claim(SLOT + PERIOD)).outcome == "unknown"
 
 
 # News

@@ -374,23 +374,25 @@ local function put_instance(given, registered)
   instances()[given.incarnation] = instance
 end
 
--- What live instances hold of a job: a list of {definition_id, schedule_id}; and all that is held.
-local function holds(key)
-  local live, ever = {}, {}
+-- What live instances hold of a job: a list of {definition_id, schedule_id, by = incarnation}; the
+-- definitions that anybody holds; and, as it is stored, what `own` holds.
+local function holds(key, own)
+  local live, ever, stored = {}, {}, nil
   local all = read(key .. ':holds', 'HGETALL', key .. ':holds')
   for i = 1, #all, 2 do
+    local incarnation, instance = all[i], instances()[all[i]]
     local fine, held = pcall(cjson.decode, all[i + 1])
-    if fine and type(held) == 'table' then
-      local instance = instances()[all[i]]
-      for _, hold in ipairs(held) do
-        ever[hold[1]] = true
-        if instance and is_live(instance) then
-          live[#live + 1] = hold
-        end
+    if incarnation == own then
+      stored = all[i + 1]
+    end
+    for _, hold in ipairs(fine and type(held) == 'table' and held or {}) do
+      ever[hold[1]] = true
+      if instance and is_live(instance) then
+        live[#live + 1] = { hold[1], hold[2], by = incarnation }
       end
     end
   end
-  return live, ever
+  return live, ever, stored
 end
 
 local function differ(live)
