@@ -128,8 +128,7 @@ class Attaching:
     def _is_ours(self, session: Session, token: str) -> bool:
         if self._context.sessions.place_of(token) is session:
             return self._holding.held(token) is not None
-        hold = self._holding.held(token)
-        return self._holding.has_result(token) or (hold is not None and hold.finished)
+        return self._holding.has_result(token)
 
     def _adoption_of(self, session: Session, token: str) -> Renewal | None:
         """The renewal that would adopt the token; None: it cannot be this session's."""
@@ -374,7 +373,7 @@ class Attaching:
             if not hold.handed_over and not self._placed_anew(hold):
                 self._holding.give_back(hold, Reason.NOT_ACCEPTED)
         self._jobs.forget_unoffered()
-        return [hold for hold in holds if hold.handed_over and not hold.finished]
+        return [hold for hold in holds if hold.handed_over]
 
     def _placed_anew(self, hold: Hold) -> bool:
         state, context = self._jobs.get(hold.job), self._context

@@ -99,6 +99,7 @@ class Claiming:
             return
         self._watched[key] = self._sighted(view, self._watched.get(key))
         if not view.takeable:
+            self._drop_takeover(key)  # its lease was mended
             assert view.lease_left_ms is not None, "a run in progress has a lease"
             look_at = self._context.now + view.lease_left_ms
             look_at += self._context.draw(limits.END_LOOK_SPREAD)
@@ -188,6 +189,9 @@ class Claiming:
         """The run has ended, or is none of our business: no look, no takeover."""
         self._watched.pop(key, None)
         self._context.timers.clear(("look", key))
+        self._drop_takeover(key)
+
+    def _drop_takeover(self, key: Key) -> None:
         wish = self._wishes.get(key)
         if wish is not None and not wish.first and not wish.in_call and not wish.unknown:
             del self._wishes[key]

@@ -315,7 +315,7 @@ class Holding:
             elif hold is None:
                 if token not in self._results and token in session.ended:
                     self._context.sessions.leave(token)  # stopped at last, without a report
-            elif hold.handed_over and not hold.finished:
+            elif hold.handed_over:
                 self._not_named(session, hold)
         return tuple(sorted(lost, key=lambda gone: gone.token))
 
@@ -327,7 +327,7 @@ class Holding:
                 hold.started_at = self._context.store_now
             hold.silences = 0
             return None
-        if token in self._results or (hold is not None and hold.finished):
+        if token in self._results:
             return None
         if not session.attached:  # the store has not judged yet what it brought along
             return None

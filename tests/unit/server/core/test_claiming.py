@@ -541,6 +541,27 @@ def test_s19_a_store_whose_clock_steps_refuses_takeovers_until_it_was_watched_ag
     assert other.only().attempt == 2
 
 
+def test_s19_a_lease_that_shows_as_over_at_first_sight_must_stay_so_for_its_length() -> None:
+    world = World(boot_leases=False)
+    sidecar = Sidecar(world)
+    client = sidecar.ready_client(FAST)
+    other = rival(world, every(name="other", lease_ms=3_000))
+    world.run_until(10_500)
+    beat = sidecar.wait_for(Method.BEAT)
+    assert beat.arguments[0].renewals
+    world.store_step = 3_600_000  # for one heartbeat, whose answer nobody hears
+    sidecar.execute(beat)
+    world.store_step = 0
+    sidecar.fail(Method.BEAT, unknown=True)
+    assert world.run(10_000).takeable
+    other.subscribe(specs=(*other.specs, FAST))
+    other.keep_alive()
+    world.run_until(15_000)
+    assert client.cancelled == []
+    assert current(world.run(10_000)) == (1, "running", "")
+    assert all(not claim.seen_attempt for claim in other.sidecar.claims)
+
+
 def test_s19_an_exhausted_run_is_ended_by_an_instance_without_room() -> None:
     job = every(60_000, lease_ms=3_000, max_attempts=1)
     world, sidecar, _ = lone(job)

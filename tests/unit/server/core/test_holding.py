@@ -266,6 +266,18 @@ def test_protocol_what_is_not_named_twice_in_a_row_is_sent_again() -> None:
     assert sent(client) == 2
 
 
+def test_s21a_what_was_cancelled_before_the_client_named_it_is_not_sent_again() -> None:
+    world, sidecar, client = lone(
+        every(60_000, timeout_ms=7_000, cancel_grace_ms=60_000), deaf=True
+    )
+    world.run_until(60_000)
+    silent_rounds(client, 12)
+    assert client.reasons() == [CancelReason.TIMEOUT]
+    assert sent(client) == 1
+    assert not sidecar.logged("run_not_accepted")
+    assert world.run(60_000).run.cancel is CancelReason.TIMEOUT
+
+
 def test_protocol_one_silence_between_two_names_is_forgotten() -> None:
     world, _, client = running()
     token = client.only().token

@@ -295,6 +295,26 @@ def test_s7_a_suspension_after_the_last_slot_finds_nothing_to_come() -> None:
     assert len(world.slots("last")) == 1
 
 
+def test_s12_the_jitter_of_a_slot_is_drawn_once_whatever_is_registered_meanwhile() -> None:
+    world = World()
+    drawn: list[int] = []
+
+    def draw(most: int) -> int:
+        if most == 2_000:
+            drawn.append(most)
+        return 0
+
+    sidecar = Sidecar(world, draw=draw)
+    client = sidecar.ready_client(every(60_000, jitter_ms=None))
+    assert len(drawn) == 1
+    client.specs = (*client.specs, every(name="other"))
+    client.subscribe()
+    client.keep_alive()
+    sidecar.settle()
+    assert len(registered(sidecar)) == 3
+    assert len(drawn) == 1
+
+
 # --- Missed slots ------------------------------------------------------------------------
 
 
