@@ -47,7 +47,6 @@ from anarchon_backends.postgres._rows import (
     EVER,
     Rows,
     attempt_of,
-    failure_text,
     instance_of,
     instance_text,
     moment,
@@ -71,8 +70,8 @@ from anarchon_backends.postgres._values import (
     hold_of,
     holds_by_job,
     job_view,
-    kept_result,
     runs_by_key,
+    with_outcome,
 )
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
@@ -324,15 +323,11 @@ class PostgresStore:
         async def work(session: Session) -> port.Reply[port.TokenAnswer]:
             document = json.loads(await session.write(sql, self._namespace, *values))
             now = moment(document["now_us"])
-            done = {(r["job"], r["slot"]): r for r in document["done"] or ()}
+            done = runs_by_key(document["done"])
             answers: dict[int, port.TokenAnswer] = {}
             for number in document["numbers"] or ():
                 each = completions[number - 1]
-                said = {
-                    "failure": failure_text(each.outcome.failure),
-                    "result": kept_result(each.outcome),
-                }
-                run = run_of(done[each.job, each.slot] | said)
+                run = with_outcome(done[each.job, each.slot], each.outcome)
                 view = machine.view(run, now)
                 answers[number - 1] = port.TokenAnswer(port.TokenOutcome.RECORDED, view)
             rest = [(n, each) for n, each in enumerate(completions) if n not in answers]

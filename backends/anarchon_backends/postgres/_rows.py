@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from anarchon_backends.postgres._sql import RUN_VALUES
 from anarchon_server.core import machine, model
 
 EVER = 1 << 62  # beyond every instant
@@ -48,7 +49,8 @@ class Rows:
         for row in document.get("schedules") or ():
             record = machine.ScheduleRecord(row["since"], row["settled"])
             self._schedules[row["job"], row["schedule_id"]] = record
-        for row in (*(document.get("runs") or ()), *(document.get("unfinished") or ())):
+        found = (*(document.get("runs") or ()), *(document.get("unfinished") or ()))
+        for row in map(run_document, found):
             key = row["job"], row["slot"]
             self._read[key] = run_of(row)
             self._put(self._read[key])
@@ -171,6 +173,11 @@ class Rows:
                 attempt = before.current
             assert attempt is not None, "an attempt that was followed by another is known"
             yield {"job": key[0], "slot": key[1], **attempt_row(attempt)}
+
+
+def run_document(values: Sequence[Any]) -> Document:
+    """The row of a run, of which a function gave the values."""
+    return dict(zip(RUN_VALUES, values, strict=False))
 
 
 def run_of(row: Document) -> model.Run:

@@ -16,6 +16,8 @@ the tables were empty, and cached, still goes through the primary keys when they
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SCHEMA_VERSION = 1
 
 _TABLES = """
@@ -93,6 +95,10 @@ attempt token fence instance_id incarnation cause attempt_state attempt_reason c
 attempt_ended_at failure result
 """
 
+# A run in the functions' answers: an array, half as long as an object. What the handler said comes
+# last, and is left out where it has just been told.
+RUN_VALUES = tuple(_RUN.split())[1:]
+
 # How every planner setting but the index scan is kept out, and how long a lock is waited for.
 _INDEXES_ONLY = """
     SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
@@ -136,12 +142,12 @@ BEGIN
             CROSS JOIN LATERAL (
                 SELECT job, schedule_id, since, settled
                 FROM anarchon.schedule WHERE namespace = _ns AND job = want.each OFFSET 0) hit),
-        'runs', (SELECT json_agg(hit) FROM
+        'runs', (SELECT json_agg({whole_run}) FROM
             (SELECT DISTINCT job, slot FROM unnest(_run_jobs, _run_slots) k (job, slot)) want
             CROSS JOIN LATERAL (
                 SELECT * FROM anarchon.run
                 WHERE namespace = _ns AND job = want.job AND slot = want.slot OFFSET 0) hit),
-        'unfinished', (SELECT json_agg(hit) FROM
+        'unfinished', (SELECT json_agg({whole_run}) FROM
             (SELECT DISTINCT each FROM unnest(_unfinished) each) want
             CROSS JOIN LATERAL (
                 SELECT * FROM anarchon.run
@@ -349,9 +355,9 @@ BEGIN
             excluded.state, '', NULL::int8, NULL::int8, excluded.failed, excluded.ended_at,
             excluded.attempt_state, '', excluded.started_at, excluded.attempt_ended_at,
             excluded.failure, excluded.result)
-        RETURNING {brief}
+        RETURNING run.*
     )
-    SELECT (SELECT json_agg(done) FROM done), array_agg(number) INTO _done, _numbers FROM plain;
+    SELECT (SELECT json_agg({brief_run}) FROM done hit), array_agg(number) INTO _done, _numbers FROM plain;
     IF coalesce(cardinality(_numbers), 0) < cardinality(_jobs) THEN
         SELECT anarchon.read(_ns, NULL, array_agg(job), array_agg(slot), array_agg(token), NULL,
                 false)
@@ -462,9 +468,9 @@ BEGIN
             lease_length_ms, attempt_state, started_at) = ROW (excluded.version, excluded.state,
             excluded.lease_until, excluded.lease_length_ms, excluded.attempt_state,
             excluded.started_at)
-        RETURNING {brief}
+        RETURNING run.*
     )
-    SELECT (SELECT json_agg(renewed) FROM renewed), array_agg(number)
+    SELECT (SELECT json_agg({brief_run}) FROM renewed hit), array_agg(number)
         INTO _renewed, _numbers FROM plain;
     IF coalesce(cardinality(_numbers), 0) < cardinality(_jobs) THEN
         SELECT anarchon.read(_ns, NULL, array_agg(job), array_agg(slot), NULL, NULL, false)
@@ -488,10 +494,10 @@ BEGIN
         'twins', (SELECT json_agg(incarnation) FROM anarchon.instance WHERE namespace = _ns
             AND instance_id = _instance_id AND incarnation <> _incarnation
             AND _now - seen_at <= lease_ms),
-        'looks', (SELECT json_agg(hit) FROM unnest(_look_jobs, _look_slots) want (job, slot)
+        'looks', (SELECT json_agg({whole_run}) FROM unnest(_look_jobs, _look_slots) want (job, slot)
             CROSS JOIN LATERAL (SELECT * FROM anarchon.run WHERE namespace = _ns
                 AND job = want.job AND slot = want.slot OFFSET 0) hit),
-        'unfinished', (SELECT json_agg(hit) FROM (
+        'unfinished', (SELECT json_agg({whole_run}) FROM (
             SELECT * FROM anarchon.run WHERE namespace = _ns AND NOT final
                 AND (job IN (SELECT unnest(_sweep_jobs) COLLATE "C")) IS TRUE
             ORDER BY NOT (freed <> '' OR lease_until <= _now OR lease_until - _now
@@ -721,6 +727,10 @@ def in_schema(sql: str, schema: str) -> str:
     return sql.replace("anarchon.", f"{quoted(schema)}.")
 
 
+def _array_of(columns: Sequence[str]) -> str:
+    return f"json_build_array({', '.join(f'hit.{column}' for column in columns)})"
+
+
 def schema_sql(schema: str, numbers: dict[str, int]) -> str:
     """All that makes the schema's tables and functions; `numbers` are limits they name."""
     columns = _RUN.split()
@@ -732,9 +742,8 @@ def schema_sql(schema: str, numbers: dict[str, int]) -> str:
         ),
         "rest": ", ".join(columns[3:]),
         "excluded": ", ".join(f"excluded.{c}" for c in columns[3:]),
-        "brief": ", ".join(
-            f"run.{c}" for c in columns if c not in ("namespace", "failure", "result")
-        ),
+        "whole_run": _array_of(RUN_VALUES),
+        "brief_run": _array_of(RUN_VALUES[:-2]),
     }
     functions = "".join(text.format(**parts, **numbers) for text in _FUNCTIONS)
     return in_schema(_TABLES + functions, schema)

@@ -6,12 +6,15 @@ Imports the machine, the model and the records of the port.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from anarchon_backends.postgres._rows import (
     Document,
     failure_text,
     instance_text,
     result_text,
+    run_document,
     run_of,
 )
 from anarchon_server.core import machine, model
@@ -147,9 +150,10 @@ def complete_values(completions: Sequence[port.Completion]) -> tuple[object, ...
     )
 
 
-def runs_by_key(rows: Iterable[Document] | None) -> dict[tuple[str, int], model.Run]:
-    """The runs in the rows, by job and slot."""
-    return {(row["job"], row["slot"]): run_of(row) for row in rows or ()}
+def runs_by_key(found: Iterable[Sequence[Any]] | None) -> dict[tuple[str, int], model.Run]:
+    """The runs that a function gave, by job and slot."""
+    runs = [run_of(run_document(values)) for values in found or ()]
+    return {(run.job, run.slot): run for run in runs}
 
 
 def is_first(key: tuple[str, int], seen: set[tuple[str, int]]) -> bool:
@@ -171,6 +175,13 @@ def plain_state(completion: port.Completion, seen: set[tuple[str, int]]) -> str:
 def kept_result(outcome: model.Outcome) -> str:
     """What is kept of a result: nothing of an attempt that failed."""
     return "" if outcome.failure is not None else result_text(outcome.result)
+
+
+def with_outcome(run: model.Run, outcome: model.Outcome) -> model.Run:
+    """A run that was just completed, with what its handler said, as it is kept."""
+    assert run.current is not None
+    result = "" if outcome.failure is not None else outcome.result
+    return replace(run, current=replace(run.current, failure=outcome.failure, result=result))
 
 
 def in_order(runs: Iterable[model.Run], now: machine.Moment) -> tuple[model.RunView, ...]:
