@@ -101,7 +101,7 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what tests and checks need into $(VENV) ..."
 	$(BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
-	$(BIN)/python $(PIP_INSTALL) --group dev
+	$(BIN)/python $(PIP_INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
 # The stubs are made with the oldest toolchain supported, which has no room beside the newest runtime.
