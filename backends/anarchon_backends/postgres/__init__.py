@@ -20,7 +20,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import asyncpg
 
@@ -33,6 +33,7 @@ from anarchon_backends.postgres._connection import (
     end,
 )
 from anarchon_backends.postgres._decisions import (
+    Decided,
     changed_jobs,
     judge_claim,
     judge_completion,
@@ -78,6 +79,7 @@ from anarchon_server.core import store as port
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
+_Item = TypeVar("_Item", port.Claim, port.Plan, port.Renewal, port.Completion, port.Release)
 
 _OPEN_S = 10.0  # how long opening may wait for others that make the schema
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
@@ -186,28 +188,32 @@ class PostgresStore:
     async def _decide(
         self,
         session: Session,
-        items: Sequence[tuple[int, _T]],
-        judge: Callable[[Rows, _T], _A],
+        items: Sequence[tuple[int, _Item]],
+        judge: Callable[[Rows, _Item], _A],
         rows: Rows | None,
-        reread: Callable[[Session, Sequence[_T], bool], Any],
-    ) -> tuple[dict[int, _A], Rows]:
+        reread: Callable[[Session, Sequence[_Item], bool], Awaitable[Rows]],
+    ) -> Decided[_A]:
         """Judges the items (with their number) on the rows, and writes what was decided.
 
         Those that were decided on rows that have changed meanwhile are read and judged once more,
         under locks.
         """
-        rows = rows or await reread(session, [item for _, item in items], False)
-        assert rows is not None
+        if rows is None:
+            rows = await reread(session, [item for _, item in items], False)
         answers = {number: judge(rows, item) for number, item in items}
         stale = await self._write(session, rows, inside=False)
+        decided = Decided(answers, rows.now, rows.known_fences(), dict(rows.saved))
         if stale:
-            again = [(number, item) for number, item in items if item.job in stale]  # type: ignore[attr-defined]
+            again = [(number, item) for number, item in items if item.job in stale]
             async with session.transaction():
                 rows = await reread(session, [item for _, item in again], True)
                 answers |= {number: judge(rows, item) for number, item in again}
                 left = await self._write(session, rows, inside=True)
             assert not left, "what is locked does not change"
-        return answers, rows
+            saved = {key: run for key, run in decided.saved.items() if key[0] not in stale}
+            fences = decided.fences | rows.known_fences()
+            decided = Decided(answers, rows.now, fences, saved | dict(rows.saved))
+        return decided
 
     def _reply(self, now_us: int, answers: Iterable[_T], fences: dict[str, int]) -> port.Reply[_T]:
         return port.Reply(now_us // 1_000, tuple(answers), fences, self._store_id)
@@ -235,13 +241,12 @@ class PostgresStore:
                 answers[number - 1] = answer_to_win(claims[number - 1], fence, moment(now_us))
             rest = [(n, claim) for n, claim in enumerate(claims) if n not in answers]
             if rest:
-                rows = Rows(document["rest"])
-                decided, rows = await self._decide(
-                    session, rest, judge_claim, rows, self._reread_claims
+                decided = await self._decide(
+                    session, rest, judge_claim, Rows(document["rest"]), self._reread_claims
                 )
-                answers |= decided
-                now_us = rows.now.at_us
-                fences |= rows.fences(claim.job for _, claim in rest if rows.knows(claim.job))
+                answers |= decided.answers
+                now_us = decided.now.at_us
+                fences |= decided.fences
             return self._reply(now_us, (answers[n] for n in range(len(claims))), fences)
 
         return await self._act(work)
@@ -270,9 +275,9 @@ class PostgresStore:
 
         async def work(session: Session) -> port.Reply[port.PlanAnswer]:
             numbered = list(enumerate(plans))
-            answers, rows = await self._decide(session, numbered, judge_plan, None, reread)
-            fences = rows.fences(plan.job for plan in plans)
-            return self._reply(rows.now.at_us, (answers[n] for n, _ in numbered), fences)
+            decided = await self._decide(session, numbered, judge_plan, None, reread)
+            fences = dict.fromkeys((plan.job for plan in plans), 0) | decided.fences
+            return self._reply(decided.now.at_us, decided.in_order(), fences)
 
         return await self._act(work)
 
@@ -292,12 +297,11 @@ class PostgresStore:
                 answers[number - 1] = port.TokenAnswer(port.TokenOutcome.RENEWED, view)
             rest = [(n, each) for n, each in enumerate(beat.renewals) if n not in answers]
             if rest:
-                read = Rows(document["rest"])
-                decided, rows = await self._decide(
-                    session, rest, judge_renewal, read, self._reread_tokens
+                decided = await self._decide(
+                    session, rest, judge_renewal, Rows(document["rest"]), self._reread_tokens
                 )
-                answers |= decided
-                changed |= rows.saved
+                answers |= decided.answers
+                changed |= decided.saved
             renewals = tuple(answers[n] for n in range(len(beat.renewals)))
             answer = answer_to_beat(beat, document, renewals, changed, now)
             return self._reply(now.at_us, [answer], fences_of_beat(beat, document))
@@ -332,15 +336,11 @@ class PostgresStore:
                 answers[number - 1] = port.TokenAnswer(port.TokenOutcome.RECORDED, view)
             rest = [(n, each) for n, each in enumerate(completions) if n not in answers]
             if rest:
-                decided, rows = await self._decide(
-                    session,
-                    rest,
-                    judge_completion,
-                    Rows(document["rest"]),
-                    self._reread_tokens,
+                decided = await self._decide(
+                    session, rest, judge_completion, Rows(document["rest"]), self._reread_tokens
                 )
-                answers |= decided
-                now = rows.now
+                answers |= decided.answers
+                now = decided.now
             ordered = (answers[n] for n in range(len(completions)))
             fences = {each.job: 0 for each in completions} | (document["fences"] or {})
             return self._reply(now.at_us, ordered, fences)
@@ -352,11 +352,11 @@ class PostgresStore:
 
         async def work(session: Session) -> port.Reply[port.TokenAnswer]:
             numbered = list(enumerate(releases))
-            answers, rows = await self._decide(
+            decided = await self._decide(
                 session, numbered, judge_release, None, self._reread_tokens
             )
-            fences = rows.fences(each.job for each in releases)
-            return self._reply(rows.now.at_us, (answers[n] for n, _ in numbered), fences)
+            fences = dict.fromkeys((each.job for each in releases), 0) | decided.fences
+            return self._reply(decided.now.at_us, decided.in_order(), fences)
 
         return await self._act(work)
 
@@ -518,6 +518,7 @@ class PostgresStore:
         """Yields when a run was freed, counted from `open`; ends at once behind a pooler."""
         if self._address.pooled:
             return
+        ended = object()
         async with aclosing(self._news.watch()) as watch:
-            while await answer_of(anext(watch, self), self._address.location, ()) is not self:
+            while await answer_of(anext(watch, ended), self._address.location, ()) is not ended:
                 yield

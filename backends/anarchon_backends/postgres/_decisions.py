@@ -7,11 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from anarchon_backends.postgres._rows import EVER, Document, Rows
 from anarchon_backends.postgres._values import by_job
-from anarchon_server.core import machine
+from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
+
+_A = TypeVar("_A")
+
+
+@dataclass(frozen=True, slots=True)
+class Decided(Generic[_A]):
+    """What was decided on one batch: answers by number, highest fences, and runs as written."""
+
+    answers: dict[int, _A]
+    now: machine.Moment
+    fences: dict[str, int]
+    saved: dict[tuple[str, int], model.Run]
+
+    def in_order(self) -> list[_A]:
+        """The answers by number."""
+        return [self.answers[number] for number in sorted(self.answers)]
 
 
 def judge_claim(rows: Rows, claim: port.Claim) -> port.ClaimAnswer:

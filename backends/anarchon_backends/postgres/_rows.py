@@ -68,6 +68,10 @@ class Rows:
         """Whether the job's row was read."""
         return name in self._versions
 
+    def known_fences(self) -> dict[str, int]:
+        """The highest fences of the jobs whose rows were read, as they are now."""
+        return {name: self.job(name).fence for name in self._versions}
+
     def fences(self, jobs: Iterable[str]) -> dict[str, int]:
         return {job: self.job(job).fence for job in jobs}
 

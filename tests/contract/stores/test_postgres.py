@@ -336,6 +336,35 @@ async def test_a_takeover_that_was_decided_before_a_renewal_is_decided_again(
     assert (await second.take_over(seen)).outcome is ClaimOutcome.LOST
 
 
+async def test_s27a_a_batch_that_was_partly_decided_again_tells_all_fences(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    await first.register(definition("a"), definition("b"))
+    cluster.advance_to(SLOT)
+    a, b = [await first.win(SLOT, job=name) for name in ("a", "b")]
+    cluster.advance(LEASE)
+    store = second.store
+    assert isinstance(store, PostgresStore)
+    write = store._write
+
+    async def after_the_other(*given: Any, **named: Any) -> set[str]:
+        store._write = write  # type: ignore[method-assign]
+        assert (await first.renew(b)).outcome == "renewed"
+        return await write(*given, **named)
+
+    store._write = after_the_other  # type: ignore[method-assign]
+    seen = {"seen_attempt": 1, "start_deadline_ms": 10 * PERIOD}
+    claims = [second.wish(SLOT, job=s.run.job, seen_token=s.run.token, **seen) for s in (a, b)]
+    reply = await second.store.claim(claims)
+    won, lost = reply.answers
+    assert (won.outcome, lost.outcome) == ("won", "lost")
+    assert won.run is not None
+    assert won.run.run.current is not None
+    assert b.run.current is not None
+    assert reply.fences == {"a": won.run.run.current.fence, "b": b.run.current.fence}
+
+
 async def test_batches_in_opposite_orders_do_not_deadlock(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
