@@ -250,7 +250,9 @@ class Holding:
     def _receiver(self, hold: Hold) -> Session | None:
         """The session that may have this attempt now, if all that S2, S4 and S16 ask is so."""
         context = self._context
-        if context.store_now < hold.slot:  # won early: not before its time (I7)
+        # Won early: not before its time (I7). What is further ahead had its time before the store's
+        # clock was set back (S1), and is not kept waiting for another.
+        if 0 < hold.slot - context.store_now <= 2 * limits.EARLY_MAX:
             context.timers.set(("hand", hold.token), context.store_time.when(hold.slot))
             return None
         session = context.sessions.place_of(hold.token)
