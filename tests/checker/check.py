@@ -206,6 +206,7 @@ class _Order:
     started: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     set_back_at: int = -FOREVER
+    latest_store_at: int = -FOREVER
 
     def judge(self) -> list[Violation]:
         """What the events break, each by what came before it."""
@@ -250,6 +251,7 @@ class _Order:
 
     def _saved(self, run: RunSaved) -> None:
         key = (run.job, run.slot)
+        self.latest_store_at = max(self.latest_store_at, run.store_at)
         before = self.runs.get(key)
         if before is not None and before.final:
             self._say("I3", run, key, f"{before.state} became {run.state} by {run.by}")
@@ -372,7 +374,8 @@ class _Order:
         self.running[start.job][start.token] = start
         job = self.history.jobs[start.job]
         early = start.slot - job.clock_error_ms - start.store_at
-        if early > 0 and start.at - self.set_back_at > job.witness_ms + job.takeover_ms:
+        known = start.at - self.set_back_at > job.clock_learned_ms
+        if early > 0 and known and self.latest_store_at < start.slot:
             self._say("I7", start, key, f"started {early} ms before its slot")
 
     def _ended(self, token: str) -> None:
@@ -543,8 +546,6 @@ def _kept_alive_by_nobody(history: _History) -> Iterable[Violation]:
         last = states[-1]
         if last.final or not last.token or last.freed or history.lease_end(last) < history.end_at:
             continue
-        if last.slot > last.store_at:
-            continue  # the store's clock was set back: it waits for its time (I7)
         job = history.jobs[key[0]]
         patience = 2 * (job.witness_ms + job.takeover_ms)
         handler = history.handlers.get(last.token)

@@ -29,7 +29,8 @@ class JobKnown(Event):
     is over or the run was freed; `witness_ms` is how long an instance must have been able before
     that (S19). `keeps_ms`: an instance that was able for so long before a lease ends has not let it
     lapse (S15). `cancel_ms` bounds how long after the first cancel of an attempt its lease may still
-    end (S21a). `clock_error_ms` bounds how far an instance's idea of the store's time may be off.
+    end (S21a). `clock_error_ms` bounds how far an instance's idea of the store's time may be off;
+    for `clock_learned_ms` after the clock was set it may go by what it knew before.
     `timeout_ms` 0: none.
     """
 
@@ -43,6 +44,7 @@ class JobKnown(Event):
     keeps_ms: int
     cancel_ms: int
     clock_error_ms: int
+    clock_learned_ms: int
     timeout_ms: int = 0
 
 

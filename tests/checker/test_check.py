@@ -50,6 +50,7 @@ JOB = JobKnown(
     keeps_ms=1_000,
     cancel_ms=4_000,
     clock_error_ms=0,
+    clock_learned_ms=2_000,
     timeout_ms=2_000,
 )
 DUE = SlotDue(SLOT, "job", "every 10s", SLOT, 5_000, SLOT + 5_001, required=True, exact=True)
@@ -165,7 +166,14 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     ),
     "told WON without having won": ("F1", (*GOOD, ClaimWon(SLOT, "job", SLOT, 1, "t9", 1, "b.1"))),
     "started twice": ("I1", (JOB, CLAIMED, STARTED, STARTED, END)),
-    "started early": ("I7", instead(STARTED=replace(STARTED, store_at=SLOT - 1))),
+    "started early": (
+        "I7",
+        (
+            JOB,
+            replace(CLAIMED, at=SLOT - 100, store_at=SLOT - 100),
+            replace(STARTED, at=SLOT - 1, store_at=SLOT - 1),
+        ),
+    ),
     "a step for a run that is another's": ("I4", (JOB, CLAIMED, LOST, SECOND, STEPPED, END)),
     "a step after the result": (
         "I4",

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anarchon_server.core import engine, machine
-from anarchon_server.core.claiming import Claiming
+from anarchon_server.core.claiming import Claiming, Sight
 from anarchon_server.core.context import Context
 from anarchon_server.core.holding import Hold, Holding
 from anarchon_server.core.jobs import Jobs
@@ -180,6 +180,9 @@ def takeover_without_second_witness() -> AbstractContextManager[object]:
         with (
             patch.object(machine, "_witnessed", lambda claim, now: True),
             patch.object(Context, "takeovers_from", lambda self, lease_ms: self.now),
+            patch.object(
+                Claiming, "_sighted", lambda self, view, before: Sight(0, self._context.now)
+            ),
         ):
             yield
 
@@ -382,12 +385,15 @@ def its_own_winner_is_a_stranger() -> AbstractContextManager[object]:
 
 
 def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
-    """S19: the second witness never looks."""
+    """S19: neither the second witness nor the own clock is asked."""
 
     @contextmanager
     def both() -> Iterator[None]:
         with (
             patch.object(StoreTime, "_is_step", lambda self, fresh: False),
+            patch.object(
+                Claiming, "_sighted", lambda self, view, before: Sight(0, self._context.now)
+            ),
             patch.object(machine, "_as_expected", lambda claim, now: True),
         ):
             yield
@@ -435,8 +441,8 @@ MUTANTS = (
     _mutant(
         renewal_without_token_check,
         "F7 I4 F2 F16",
-        Focus(("freeze_sidecar", "freeze_both", "cut_off"), work=LONG),
-        first=8,
+        Focus(("bad_network", "replace_sidecar", "kill_both"), (("fault_count", 12),), work=LONG),
+        first=3,
     ),
     _mutant(
         completion_without_token_check, "F7 I4 S17", Focus(("freeze_both", "cut_off"), work=LONG)

@@ -171,6 +171,19 @@ def test_s1_a_lease_written_before_the_clock_stepped_back_does_not_last_an_hour(
     assert 12_100 + LEASE <= story.claimed_at(5_000, 2) <= 12_100 + 2 * LEASE + 2_000
 
 
+def test_s1_a_run_whose_slot_lies_ahead_since_the_clock_was_set_back_goes_on_at_once() -> None:
+    story = Story(job(10_000, lasting(8_000)), end_at=60_000)
+    slot = HOUR + 20_000
+    story.at(15_000, lambda: story.world.set_store_clock(HOUR))
+    story.at(22_000, lambda: kill_for_good(story.holder(slot)))
+    story.at(22_500, lambda: story.world.set_store_clock(-HOUR))
+    story.play()
+    first, second = story.starts(slot)
+    assert first.at <= 20_100
+    assert second.at <= 22_000 + LEASE + 1_000
+    assert story.end_of(slot) == ("success", "", 2)
+
+
 def kill_for_good(host: Host) -> None:
     """The host's two processes are gone and do not come back."""
     host.kill_app(None, seen=False)

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from anarchon_server.core.limits import CLOCK_SAMPLES
 from anarchon_server.core.policy import Job, read_schedule, resolve
 from tests.checker.check import Violation, check
 from tests.checker.events import (
@@ -142,6 +143,7 @@ class World:
                     keeps_ms=2 * heartbeat + slack,
                     cancel_ms=job.cancel_grace_ms + job.lease_ms + slack,
                     clock_error_ms=plan.clock_error_ms,
+                    clock_learned_ms=(CLOCK_SAMPLES + 1) * heartbeat * 11 // 10,
                     timeout_ms=job.spec.timeout_ms or 0,
                 )
             )
