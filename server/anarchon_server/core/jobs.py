@@ -266,7 +266,9 @@ class Jobs:
         # None younger is missed; where the job does not say, it is at most seconds' worth of slots.
         newest = self._context.store_now - (job.spec.start_deadline_ms or 0)
         slot = schedule.previous_upto(newest)
-        while slot is not None and slot > state.settled and len(missed) < limits.MISSED_LISTED_MAX:
+        # So many that those past the limit, which one row stands for, are counted up to its most.
+        most = job.catch_up_limit + limits.MISSED_LISTED_MAX
+        while slot is not None and slot > state.settled and len(missed) < most:
             after = schedule.next_after(slot) if following is None else following
             deadline = job.start_deadline(slot, after)
             if slot < self._context.store_now - deadline:

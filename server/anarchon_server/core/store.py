@@ -159,8 +159,8 @@ class MissedSlot:
 class Plan:
     """What is to become of slots nobody claimed in time (S20).
 
-    `slots` ascend and are the newest at most 10,000 after `settled`; `more` says that
-    there were older ones still, so that the row that counts the rest says "at least".
+    `slots` ascend and are the newest after `settled`, at most `limit` + 10,000; `more` says
+    that there were older ones still, so that the row that counts the rest says "at least".
     """
 
     job: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anarchon_server.core.limits import MISSED_LISTED_MAX, PLAN_BATCH
+from anarchon_server.core.limits import CATCH_UP_LIMIT, MISSED_LISTED_MAX, PLAN_BATCH
 from anarchon_server.core.messages import CallStore, Method, Suspended, Woken
 from anarchon_server.core.model import CronSchedule, Definition, JobSpec, OverlapPolicy
 from anarchon_server.core.slots import Every
@@ -364,11 +364,12 @@ def test_s20_past_the_limit_one_row_counts_the_rest() -> None:
 
 
 def test_s20_more_than_ten_thousand_missed_slots_are_listed_no_further() -> None:
-    missed = MISSED_LISTED_MAX + 50
+    listed = CATCH_UP_LIMIT + MISSED_LISTED_MAX
+    missed = listed + 50
     world, client = outage(every(100, start_deadline_ms=1_000), missed * 100 + 1_050)
     world.run_for(10)
     (plan, *_) = plans(client.sidecar)
-    assert (len(plan.slots), plan.more) == (MISSED_LISTED_MAX, True)
+    assert (len(plan.slots), plan.more) == (listed, True)
     covered = [view.run.slots_covered for view in world.runs() if view.run.slots_covered]
     assert covered == [MISSED_LISTED_MAX]
     assert len(plans(client.sidecar)) <= 2, "settled has moved on"
