@@ -104,7 +104,7 @@ class Server:
             text=True,
             cwd=self.directory,
             env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
+            start_new_session=True,  # so that an interrupt of the tests is not the server's
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - it takes no lock
             **self._as,
         )
@@ -126,7 +126,11 @@ class Server:
         """`kill -9` of the server and all its processes: as if the machine's kernel had died."""
         process, self._process = self._process, None
         if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
+            children = _children_of(process.pid)  # each in a process group of its own
+            os.kill(process.pid, signal.SIGKILL)
+            for child in children:
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
             process.wait()
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -143,7 +147,7 @@ class Server:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
                 process.wait()
 
 
@@ -197,6 +201,17 @@ default_pool_size = 2
         assert self._process.stderr is not None
         self._process.stderr.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _children_of(pid: int) -> list[int]:
+    """The processes of a server, as Linux lists them."""
+    children = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = status.read_text().rpartition(")")[2].split()[1]
+            if int(parent) == pid:
+                children.append(int(status.parent.name))
+    return children
 
 
 def _unprivileged(directory: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ from anarchon_backends.postgres._rows import (
     moment,
     run_of,
 )
-from anarchon_backends.postgres._sql import INSTANCES, JOBS, RUNS, in_schema
+from anarchon_backends.postgres._sql import INSTANCES, JOBS, RUNS, TAKEN, in_schema
 from anarchon_backends.postgres._start import NUMBERS, REMEDIES, Start, check_again
 from anarchon_backends.postgres._values import (
     BEAT_TYPES,
@@ -265,21 +265,27 @@ class PostgresStore:
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
 
-        async def reread(session: Session, asked: Sequence[port.Plan], lock: bool) -> Rows:
-            return await self._read(
-                session,
-                jobs=(plan.job for plan in asked),
-                runs=[(plan.job, missed.slot, "") for plan in asked for missed in plan.slots],
-                lock=lock,
-            )
-
         async def work(session: Session) -> port.Reply[port.PlanAnswer]:
             numbered = list(enumerate(plans))
-            decided = await self._decide(session, numbered, judge_plan, None, reread)
+            decided = await self._decide(session, numbered, judge_plan, None, self._reread_plans)
             fences = dict.fromkeys((plan.job for plan in plans), 0) | decided.fences
             return self._reply(decided.now.at_us, decided.in_order(), fences)
 
         return await self._act(work)
+
+    async def _reread_plans(self, session: Session, plans: Sequence[port.Plan], lock: bool) -> Rows:
+        """The jobs, and then the slots: whoever gives a slot a row raises its job's version."""
+        rows = await self._read(session, jobs=(plan.job for plan in plans), lock=lock)
+        asked = [plan for plan in plans if plan.slots]
+        text = await session.read(
+            in_schema(TAKEN, self._address.schema),
+            self._namespace,
+            [plan.job for plan in asked],
+            [plan.slots[0].slot for plan in asked],
+            [plan.slots[-1].slot for plan in asked],
+        )
+        rows.add_taken(json.loads(text or "[]"))
+        return rows
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat."""

@@ -51,7 +51,7 @@ def judge_claim(rows: Rows, claim: port.Claim) -> port.ClaimAnswer:
 
 def judge_plan(rows: Rows, plan: port.Plan) -> port.PlanAnswer:
     schedule = rows.schedule(plan.job, plan.schedule_id)
-    taken = frozenset(m.slot for m in plan.slots if rows.run(plan.job, m.slot) is not None)
+    taken = rows.taken(plan.job, (missed.slot for missed in plan.slots))
     settled = schedule.settled if schedule else None
     job = rows.job(plan.job)
     verdict = machine.judge_plan(plan, rows.now, job, settled, taken)

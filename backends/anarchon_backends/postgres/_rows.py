@@ -35,6 +35,7 @@ class Rows:
         self._run_versions: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], model.Run] = {}
         self._attempts: dict[tuple[str, int, str], model.Attempt] = {}
+        self._taken: dict[str, set[int]] = {}
         self._locked: set[str] = set()
         self._changed_schedules: set[tuple[str, str]] = set()
         self._saved: dict[tuple[str, int], model.Run] = {}
@@ -87,6 +88,15 @@ class Rows:
 
     def run(self, job: str, slot: int) -> model.Run | None:
         return self._runs.get(job, {}).get(slot)
+
+    def add_taken(self, found: Iterable[tuple[str, Iterable[int]]]) -> None:
+        """Adds slots that have a row, by job, of which nothing else was read."""
+        for job, slots in found:
+            self._taken.setdefault(job, set()).update(slots)
+
+    def taken(self, job: str, slots: Iterable[int]) -> frozenset[int]:
+        """Those of the slots that have a row, as far as was read."""
+        return frozenset(slots) & (self._taken.get(job, set()) | self._runs.get(job, {}).keys())
 
     def others(self, job: str, slot: int) -> Iterator[model.Run]:
         """The job's unfinished runs at other slots, of those that were read."""

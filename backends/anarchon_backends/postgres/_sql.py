@@ -692,6 +692,14 @@ SELECT json_build_object('now_us', now_us,
     'fences', anarchon.fences($1, ARRAY(SELECT job FROM page))) FROM at
 """
 
+# The slots between two of a job that have a row, for each of the jobs given.
+TAKEN = """
+SELECT json_agg(json_build_array(want.job, hit.slots))
+FROM unnest($2::text[], $3::int8[], $4::int8[]) want (job, first, last) CROSS JOIN LATERAL (
+    SELECT coalesce(json_agg(slot), '[]') AS slots FROM anarchon.run
+    WHERE namespace = $1 AND job = want.job AND slot BETWEEN want.first AND want.last) hit
+"""
+
 # Jobs: those of the names given, or a page of all.
 JOBS = """
 WITH at AS MATERIALIZED (SELECT anarchon.now_us() / 1000 AS now), page AS MATERIALIZED (
