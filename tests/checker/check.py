@@ -98,6 +98,7 @@ class _History:
         self.handlers: dict[str, _Handler] = {}
         self.died_at: dict[str, int] = {}
         self.frozen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.deaths = [e for e in events if isinstance(e, AppDied)]
         self.processes = [e for e in events if isinstance(e, InstanceDied)]
         for event in events:
             self._take_in(event)
@@ -138,6 +139,10 @@ class _History:
     def gone_by(self, moment: int) -> set[str]:
         """The instances' processes that were gone by then, as their successors show."""
         return {e.incarnation for e in self.processes if e.at <= moment}
+
+    def lost_an_app(self, instance: str, start: int, end: int) -> bool:
+        """Whether an application of the instance died in this time."""
+        return any(e.instance == instance and start <= e.at <= end for e in self.deaths)
 
     def stopped_at(self, handler: _Handler) -> int:
         """When the handler surely ran no more."""
@@ -514,6 +519,8 @@ def _lapsed_needlessly(history: _History) -> Iterable[Violation]:
             handler = history.handlers.get(run.token)
             if handler is not None and handler.told_at is not None:
                 continue  # it lost its trust and stopped, which changes nothing (S21a)
+            if history.lost_an_app(run.instance, run.at, end):
+                continue  # what it was sent may have been left to its lease (S23)
             able = history.able.spans(run.instance, key[0], end - job.keeps_ms, end)
             if able and run.incarnation not in history.gone_by(end):
                 text = f"attempt {run.attempt} lapsed, though {run.instance} was well"

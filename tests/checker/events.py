@@ -205,9 +205,10 @@ class AppThawed(Event):
 
 @dataclass(frozen=True, slots=True)
 class AppDied(Event):
-    """An application's process is gone."""
+    """An application's process, which was served by `instance`, is gone."""
 
     app: str
+    instance: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,15 @@ FINE: dict[str, tuple[Event, ...]] = {
         saved(14_000, SECOND, state="success", by="claim"),
         END,
     ),
-    "dead before its lease ended": (JOB, CLAIMED, STARTED, AppDied(SLOT + 20, "app"), END),
+    "lapsed, for its application had died": (
+        JOB,
+        ABLE,
+        CLAIMED,
+        AppDied(SLOT + 20, "app", "a"),
+        saved(14_000, SECOND, state="success", by="claim"),
+        END,
+    ),
+    "dead before its lease ended": (JOB, CLAIMED, STARTED, AppDied(SLOT + 20, "app", "a"), END),
     "missed, for the clock was set forward": (
         JOB,
         ABLE,

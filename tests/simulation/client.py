@@ -74,7 +74,7 @@ class App:
             return
         self.dead = True
         self._queue.clear()
-        self.host.world.record(AppDied(self._timeline.now, self.name))
+        self.host.world.record(AppDied(self._timeline.now, self.name, self.host.name))
         sidecar, sessions = self.host.sidecar, tuple(c.session_id for c in self.clients)
         for witness in (sidecar, *self.host.zombies):
             if witness is not None:
