@@ -39,7 +39,8 @@ BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 5_000
 KEEP_ALIVE_INTERVAL_MIN_MS = 200
 KEEP_ALIVE_TIMEOUT_MAX_MS = 5_000
 COMPLETE_TIMEOUT_MS = 10_000
-COMPLETE_FOR_MS = 5 * 60_000
+# For this long at least; for the lease where it is longer, but not for longer than a lease can be.
+COMPLETE_FOR_MS, COMPLETE_FOR_MAX_MS = 5 * 60_000, 60 * 60_000
 CLOSE_TIMEOUT_MS = 5_000
 CANCEL_GRACE_MS = 5_000
 REMEMBERED_BEYOND_CONCURRENCY = 1_024
@@ -308,11 +309,16 @@ class _Finished:
 
     outcome: run_pb2.Outcome
     label: str
-    give_up_at_ms: int
+    ended_at_ms: int
+    repeat_for_ms: int
     send_at_ms: int
     tries: int = 0
     # Its batch was refused: it goes alone, so that it spoils no other's.
     alone: bool = False
+
+    @property
+    def give_up_at_ms(self) -> int:
+        return self.ended_at_ms + self.repeat_for_ms
 
 
 @dataclass(slots=True)
@@ -355,8 +361,9 @@ class Session:
 
         self._held: dict[str, session_pb2.Assignment] = {}
         self._running: dict[str, _Running] = {}
-        # In the order in which they ended, and so in that in which they are given up.
         self._finished: dict[str, _Finished] = {}
+        # None is given up before; later if the one it was taken from got its receipt.
+        self._give_up_at_ms = 0
         self._is_sending = False
         self._remembered: deque[str] = deque(
             maxlen=request.max_concurrency + REMEMBERED_BEYOND_CONCURRENCY
@@ -391,7 +398,7 @@ class Session:
         if any(run.lost_at_ms is None for run in self._running.values()):
             times.append(self.trust_end_ms)
         if self._finished:
-            times.append(next(iter(self._finished.values())).give_up_at_ms)
+            times.append(self._give_up_at_ms)
             if not self._is_sending:
                 times.append(min(f.send_at_ms for f in self._finished.values()))
         if self.is_leaving and not self._is_closing:
@@ -500,7 +507,10 @@ class Session:
         self._take_lost(now_ms, attached.lost)
         for note in attached.notes:
             self._say("info", note)
-        # It extends no trust, and nothing is handed out before this.
+        # It extends no trust, but shortens it: a sidecar that has come back may have shorter leases.
+        self._shorten_trust(now_ms + wire_to_ms(attached.session_ttl))
+        self._end_trust_if_over(now_ms)
+        # Nothing is handed out before this.
         self._keep_alive_at_ms = now_ms
 
     def _assigned(self, assignment: session_pb2.Assignment) -> None:
@@ -544,11 +554,17 @@ class Session:
         self, now_ms: int, number: int, response: session_pb2.KeepAliveResponse
     ) -> None:
         sent = self._unanswered.pop(number)
+        is_of_this_stream = sent.attached_stream == self._stream and self.state is State.ATTACHED
         if number > self._answered:
             self._answered = number
             # Counted from the sending: what the sidecar promised, it promised after that.
-            self.trust_end_ms = sent.sent_at_ms + wire_to_ms(response.session_ttl)
-            self._do(SetTrust(self.trust_end_ms))
+            end_ms = sent.sent_at_ms + wire_to_ms(response.session_ttl)
+            if is_of_this_stream and response.stream_open:
+                self._set_trust(end_ms)
+            else:
+                # Nobody we are attached to: one that was restarted may not even know yet what is
+                # in flight, or whether the store still has it as ours.
+                self._shorten_trust(end_ms)
             if response.HasField("keep_alive_interval"):
                 self._set_interval(wire_to_ms(response.keep_alive_interval))
                 due_at_ms = sent.sent_at_ms + self._interval_ms
@@ -558,7 +574,6 @@ class Session:
         for ticket, token in sent.tickets:
             self._answer_confirm(ticket, token, is_confirmed=token in response.confirmed)
         self._end_trust_if_over(now_ms)
-        is_of_this_stream = sent.attached_stream == self._stream and self.state is State.ATTACHED
         if is_of_this_stream and not response.stream_open:
             self._reopen(now_ms, "the sidecar has lost our stream")
         elif is_of_this_stream:
@@ -724,16 +739,18 @@ class Session:
             self._do(SendResults(tokens, request, COMPLETE_TIMEOUT_MS))
 
     def _give_up_results(self, now_ms: int) -> None:
-        while self._finished:
-            token, finished = next(iter(self._finished.items()))
-            if now_ms < finished.give_up_at_ms:
-                return
-            del self._finished[token]
-            self._say(
-                "error",
-                f"the result of {finished.label} could not be reported for "
-                f"{COMPLETE_FOR_MS // 60_000} min, and is given up",
-            )
+        if not self._finished or now_ms < self._give_up_at_ms:
+            return
+        for token, finished in list(self._finished.items()):
+            if now_ms >= finished.give_up_at_ms:
+                del self._finished[token]
+                self._say(
+                    "error",
+                    f"the result of {finished.label} could not be reported for "
+                    f"{finished.repeat_for_ms // 60_000} min, and is given up",
+                )
+        times = [finished.give_up_at_ms for finished in self._finished.values()]
+        self._give_up_at_ms = min(times, default=0)
 
     def _cancel_when_leaving(self, now_ms: int) -> None:
         if not self.is_leaving:
@@ -791,6 +808,14 @@ class Session:
                 "(def, not async def), which run in threads",
             )
 
+    def _set_trust(self, end_ms: int) -> None:
+        self.trust_end_ms = end_ms
+        self._do(SetTrust(end_ms))
+
+    def _shorten_trust(self, end_ms: int) -> None:
+        if end_ms < self.trust_end_ms:
+            self._set_trust(end_ms)
+
     def _end_trust_if_over(self, now_ms: int) -> None:
         if now_ms < self.trust_end_ms:
             return
@@ -838,9 +863,18 @@ class Session:
     def _report(
         self, now_ms: int, assignment: session_pb2.Assignment, outcome: run_pb2.Outcome
     ) -> None:
-        self._finished[assignment.token] = _Finished(
-            outcome, _label(assignment), now_ms + COMPLETE_FOR_MS, now_ms
+        finished = _Finished(
+            outcome,
+            _label(assignment),
+            ended_at_ms=now_ms,
+            repeat_for_ms=_repeat_for_ms(assignment),
+            send_at_ms=now_ms,
         )
+        give_up_at_ms = finished.give_up_at_ms
+        if self._finished:
+            give_up_at_ms = min(give_up_at_ms, self._give_up_at_ms)
+        self._give_up_at_ms = give_up_at_ms
+        self._finished[assignment.token] = finished
 
     def _send_later(self, now_ms: int, finished: _Finished) -> None:
         finished.send_at_ms = now_ms + self._backoff_ms(finished.tries)
@@ -943,3 +977,15 @@ def _listed(names: list[str]) -> str:
 
 def _label(assignment: session_pb2.Assignment) -> str:
     return f"{assignment.job} {assignment.slot} attempt {assignment.attempt}"
+
+
+def _repeat_for_ms(assignment: session_pb2.Assignment) -> int:
+    """How long to repeat the result: while the lease can last, the store may still take it.
+
+    No clock is read. A slot is claimed when it is due, so that from the slot to the lease's end is
+    the lease; for a later attempt it is more, which does no harm.
+    """
+    if not assignment.HasField("lease_end_time"):
+        return COMPLETE_FOR_MS
+    lease_ms = assignment.lease_end_time.ToMilliseconds() - assignment.slot
+    return min(max(lease_ms, COMPLETE_FOR_MS), COMPLETE_FOR_MAX_MS)

@@ -60,12 +60,12 @@ class Harness:
 
     # ── What a sidecar does ─────────────────────────────────────────────────────────────────────
 
-    def attach(self, *lost: session_pb2.Cancellation) -> None:
+    def attach(self, *lost: session_pb2.Cancellation, ttl_ms: int = TTL_MS) -> None:
         """Answer the Subscribe that was last sent, and leave the keep-alive that follows open."""
         attached = session_pb2.Attached(
             instance_id="one",
             keep_alive_interval=ms_to_wire(INTERVAL_MS),
-            session_ttl=ms_to_wire(TTL_MS),
+            session_ttl=ms_to_wire(ttl_ms),
             lost=lost,
         )
         self.event(session_pb2.SubscribeResponse(attached=attached))
@@ -81,13 +81,17 @@ class Harness:
     def stream(self) -> int:
         return self.session._stream
 
-    def assign(self, *tokens: str, job: str = "sync") -> None:
+    def assign(self, *tokens: str, job: str = "sync", lease_ms: int | None = None) -> None:
+        """Hand out runs of slot 1, without a lease's end unless there is a lease."""
         batch = session_pb2.Assignments(
             assignments=[
                 session_pb2.Assignment(token=token, job=job, slot=1, attempt=1, fence=1)
                 for token in tokens
             ]
         )
+        if lease_ms is not None:
+            for assignment in batch.assignments:
+                assignment.lease_end_time.FromMilliseconds(assignment.slot + lease_ms)
         self.event(session_pb2.SubscribeResponse(runs=batch))
 
     def cancel(self, token: str, reason: run_pb2.CancelReason) -> None:

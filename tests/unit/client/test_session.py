@@ -65,6 +65,28 @@ def test_attached_extends_no_trust() -> None:
     assert not harness.all(s.SetTrust)
 
 
+def test_s26_a_sidecar_that_came_back_with_shorter_leases_shortens_trust(harness: Harness) -> None:
+    harness.assign("a")
+    harness.lose_stream()
+    harness.wait(100)
+    harness.attach(ttl_ms=2_000)
+    end_ms = harness.now_ms + 2_000
+    assert harness.one(s.SetTrust).end_ms == harness.session.trust_end_ms == end_ms
+    (cancel,) = [c for c in harness.wait(2_000) if isinstance(c, s.CancelHandler)]
+    assert (cancel.token, cancel.reason) == ("a", LEASE_LOST)
+
+
+def test_s26_what_a_sidecar_that_came_back_names_as_lost_keeps_its_reason_although_trust_ends(
+    harness: Harness,
+) -> None:
+    harness.assign("a", "b")
+    harness.lose_stream()
+    harness.wait(100)
+    harness.attach(session_pb2.Cancellation(token="a", reason=FENCED), ttl_ms=0)
+    cancels = [(cancel.token, cancel.reason) for cancel in harness.all(s.CancelHandler)]
+    assert cancels == [("a", FENCED), ("b", LEASE_LOST)]
+
+
 def test_is_ready_when_the_first_keep_alive_is_answered_and_only_once() -> None:
     harness = Harness()
     harness.attach()
@@ -417,6 +439,49 @@ def test_a_result_is_given_up_after_five_minutes(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lease_min", "given_up_after_min"),
+    [(None, 5), (1, 5), (5, 5), (6, 6), (60, 60), (61, 60), (-1, 5)],
+)
+def test_a_result_is_repeated_while_its_lease_can_last_for_5_to_60_minutes(
+    harness: Harness, lease_min: int | None, given_up_after_min: int
+) -> None:
+    harness.assign("a", lease_ms=None if lease_min is None else lease_min * 60_000)
+    harness.end("a")
+    harness.feed(s.ResultsFailed(harness.one(s.SendResults).tokens, AWAY))
+    harness.now_ms += given_up_after_min * 60_000 - 1
+    harness.feed(s.Tick())
+    assert harness.all(s.SendResults)
+    harness.wait(1)
+    assert harness.session.in_flight == []
+    assert f"for {given_up_after_min} min, and is given up" in harness.one(s.Log).message
+
+
+@pytest.mark.parametrize("order", [("hour", "short"), ("short", "hour")])
+def test_results_are_given_up_each_in_its_time_whatever_ended_first(
+    harness: Harness, order: tuple[str, str]
+) -> None:
+    harness.assign("hour", lease_ms=3_600_000)
+    harness.assign("received", "short", lease_ms=30_000)
+    harness.end("received")
+    sent = harness.one(s.SendResults)
+    give_up_at_ms = {}
+    for token in order:
+        harness.now_ms += 1_000
+        harness.end(token)
+        for_ms = 3_600_000 if token == "hour" else s.COMPLETE_FOR_MS
+        give_up_at_ms[token] = harness.now_ms + for_ms
+    harness.receive(sent)  # and what is sent from here on is not answered any more
+    harness.wait(give_up_at_ms["short"] - 1 - harness.now_ms)
+    assert set(harness.session.in_flight) == {"hour", "short"}
+    harness.wait(1)
+    assert harness.session.in_flight == ["hour"]
+    harness.wait(give_up_at_ms["hour"] - 1 - harness.now_ms)
+    assert harness.session.in_flight == ["hour"]
+    harness.wait(1)
+    assert harness.session.in_flight == []
+
+
+@pytest.mark.parametrize(
     "status",
     [
         session_pb2.RECEIPT_STATUS_FENCED,
@@ -493,13 +558,74 @@ def test_s24_a_lost_stream_is_opened_again_with_what_is_in_flight(harness: Harne
     assert harness.one(s.SendKeepAlive).request.in_flight == ["a", "b"]
 
 
-def test_s24_keep_alives_go_on_without_a_stream(harness: Harness) -> None:
+def test_s24_keep_alives_go_on_without_a_stream_and_extend_no_trust(harness: Harness) -> None:
     harness.assign("a")
     harness.lose_stream()
     end_ms = harness.session.trust_end_ms
     harness.wait(INTERVAL_MS)
     harness.answer(harness.one(s.SendKeepAlive), stream_open=False)
+    assert harness.session.trust_end_ms == end_ms
+    harness.attach_and_trust()
     assert harness.session.trust_end_ms > end_ms
+
+
+def test_s26_a_restarted_sidecar_that_we_are_not_attached_to_extends_no_trust(
+    harness: Harness,
+) -> None:
+    harness.assign("a")
+    end_ms = harness.session.trust_end_ms
+    harness.lose_stream()
+    cancelled_at_ms = None
+    while cancelled_at_ms is None:  # its store is away: no stream, but keep-alives are answered
+        harness.wait(10)
+        for command in harness.commands:
+            if isinstance(command, s.SendKeepAlive):
+                harness.answer(command, stream_open=False)
+            elif isinstance(command, s.OpenStream):
+                harness.lose_stream()
+            elif isinstance(command, s.CancelHandler):
+                cancelled_at_ms = harness.now_ms
+    assert cancelled_at_ms == end_ms
+
+
+@pytest.mark.parametrize("attached_again", [False, True])
+def test_s26_an_answer_that_comes_after_its_stream_was_lost_extends_no_trust(
+    harness: Harness, attached_again: bool
+) -> None:
+    end_ms = harness.session.trust_end_ms
+    sent = harness.next_keep_alive()
+    harness.lose_stream()
+    harness.wait(100)
+    if attached_again:
+        harness.attach()
+    harness.answer(sent)
+    assert harness.session.trust_end_ms == end_ms
+
+
+def test_s26_an_answer_to_a_keep_alive_from_before_attached_extends_no_trust(
+    harness: Harness,
+) -> None:
+    harness.lose_stream()
+    harness.wait(100)
+    end_ms = harness.session.trust_end_ms
+    sent = harness.next_keep_alive()
+    harness.attach()
+    harness.answer(sent)
+    assert harness.session.trust_end_ms == end_ms
+
+
+def test_a_sidecar_that_has_lost_our_stream_extends_no_trust(harness: Harness) -> None:
+    end_ms = harness.session.trust_end_ms
+    harness.answer(harness.next_keep_alive(), stream_open=False)
+    assert harness.session.trust_end_ms == end_ms
+
+
+def test_a_ttl_that_shrinks_shortens_trust_although_there_is_no_stream(harness: Harness) -> None:
+    harness.assign("a")
+    harness.lose_stream()
+    sent = harness.next_keep_alive()
+    harness.answer(sent, ttl_ms=1_000, stream_open=False)
+    assert harness.session.trust_end_ms == harness.now_ms + 1_000
 
 
 def test_s26_what_the_sidecar_that_came_back_does_not_own_is_lost(harness: Harness) -> None:

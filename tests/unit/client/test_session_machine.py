@@ -14,7 +14,7 @@ from anarchon._errors import (
     SidecarUnavailableError,
 )
 from anarchon.v1 import run_pb2, session_pb2
-from tests.unit.client.session_harness import SUCCESS, Harness, stopped
+from tests.unit.client.session_harness import SUCCESS, TTL_MS, Harness, stopped
 
 MAX_CONCURRENCY = 3
 REASONS = [reason for reason in run_pb2.CancelReason.values() if reason]
@@ -26,6 +26,7 @@ STATUSES = list(map(session_pb2.ReceiptStatus.Name, session_pb2.ReceiptStatus.va
 # Few, so that they repeat; the sidecar repeats them too.
 TOKENS = st.sampled_from([f"t{number}" for number in range(12)])
 MOMENTS = st.one_of(st.integers(0, 300), st.integers(0, 40_000))
+TTLS = st.one_of(st.just(TTL_MS), st.integers(0, 20_000))
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -36,11 +37,14 @@ class SessionMachine(RuleBasedStateMachine):
         self.harness = Harness(max_concurrency=MAX_CONCURRENCY)
         self.started: set[str] = set()
         self.running: dict[str, bool] = {}  # token: is told that its trust is over
-        self.keep_alives: dict[int, tuple[s.SendKeepAlive, int]] = {}
+        # With when it was sent, and on which attached stream; 0 without one.
+        self.keep_alives: dict[int, tuple[s.SendKeepAlive, int, int]] = {}
+        self.attached_stream = 0
+        self.answered = 0
         self.results: list[s.SendResults] = []
         self.tickets: set[int] = set()
         self.asked = 0
-        self.latest_trust_ms = 0
+        self.promised_ms = 0  # until when the sidecar has promised to hold what runs
         self.stop_by_ms: int | None = None
         self.is_closing = False
 
@@ -48,11 +52,8 @@ class SessionMachine(RuleBasedStateMachine):
     def begin(self, attached: bool) -> None:
         self.took_in()
         if attached:
-            self.harness.attach_and_trust()
-            number = self.harness.session._keep_alives
-            self.keep_alives.pop(number, None)
-            self.latest_trust_ms = self.harness.session.trust_end_ms
-            self.took_in()
+            self.attached(TTL_MS)
+            self.answer(max(self.keep_alives), TTL_MS, stream_open=True)
 
     def feed(self, fact: s.Fact) -> None:
         self.harness.feed(fact)
@@ -74,15 +75,17 @@ class SessionMachine(RuleBasedStateMachine):
                     self.running[token] = self.running[token] or not trusted
                 case s.SendKeepAlive(number, request, _):
                     assert set(request.in_flight) == self.in_flight
-                    self.keep_alives[number] = (command, now_ms)
+                    self.keep_alives[number] = (command, now_ms, self.attached_stream)
                 case s.SendResults(tokens):
                     assert not set(tokens) & set(self.running), "a result of what still runs"
                     assert not self.results, "two calls at once"
                     self.results.append(command)
+                case s.EndStream():
+                    self.attached_stream = 0
                 case s.OpenStream(_, request):
                     assert set(request.in_flight) == self.in_flight
                 case s.SetTrust(end_ms):
-                    assert end_ms <= self.latest_trust_ms, "trusted for longer than was promised"
+                    assert end_ms <= self.promised_ms, "trusted for longer than was promised"
                 case s.AnswerConfirm(ticket):
                     self.tickets.remove(ticket)
                 case s.SendClose():
@@ -113,10 +116,12 @@ class SessionMachine(RuleBasedStateMachine):
         self.harness.now_ms += for_ms
         self.feed(s.Tick())
 
-    @rule()
-    def attached(self) -> None:
+    @rule(ttl_ms=TTLS)
+    def attached(self, ttl_ms: int) -> None:
         if self.harness.session.state in (s.State.SUBSCRIBING, s.State.ATTACHED):
-            self.harness.attach()
+            self.promised_ms = min(self.promised_ms, self.harness.now_ms + ttl_ms)
+            self.attached_stream = self.harness.stream
+            self.harness.attach(ttl_ms=ttl_ms)
             self.took_in()
 
     @rule(error=st.sampled_from([*ERRORS, RefusedError("no")]), luck=st.integers(0, 9))
@@ -127,6 +132,7 @@ class SessionMachine(RuleBasedStateMachine):
         if self.harness.session.state in (s.State.SUBSCRIBING, s.State.ATTACHED):
             if is_fatal:
                 self.stop_by_ms = self.stop_by_ms or self.harness.now_ms + s.CANCEL_GRACE_MS
+            self.attached_stream = 0
             self.harness.lose_stream(error)
             self.took_in()
 
@@ -142,7 +148,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        ttl_ms=st.one_of(st.just(15_000), st.integers(0, 20_000)),
+        ttl_ms=TTLS,
         stream_open=st.booleans(),
         lost=st.dictionaries(TOKENS, st.sampled_from([0, *REASONS]), max_size=2),
         confirms=st.booleans(),
@@ -158,8 +164,23 @@ class SessionMachine(RuleBasedStateMachine):
         if not self.keep_alives:
             return
         number = data.draw(st.sampled_from(sorted(self.keep_alives)))
-        sent, sent_at_ms = self.keep_alives.pop(number)
-        self.latest_trust_ms = sent_at_ms + ttl_ms
+        self.answer(number, ttl_ms, stream_open=stream_open, lost=lost, confirms=confirms)
+
+    def answer(
+        self,
+        number: int,
+        ttl_ms: int,
+        *,
+        stream_open: bool,
+        lost: dict[str, run_pb2.CancelReason] | None = None,
+        confirms: bool = False,
+    ) -> None:
+        sent, sent_at_ms, stream = self.keep_alives.pop(number)
+        if number > self.answered:
+            self.answered = number
+            promised_ms = sent_at_ms + ttl_ms
+            may_extend = stream_open and stream and stream == self.attached_stream
+            self.promised_ms = promised_ms if may_extend else min(self.promised_ms, promised_ms)
         confirmed = tuple(sent.request.confirm) if confirms else ()
         self.harness.answer(
             sent, ttl_ms=ttl_ms, stream_open=stream_open, lost=lost, confirmed=confirmed
@@ -226,6 +247,11 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self.feed(s.Tick())
         assert all(self.running.values()), "trust is over, and a handler was not told"
+
+    @invariant()
+    def trusts_for_just_as_long_as_was_promised(self) -> None:
+        if self.harness.session.state is not s.State.CLOSED:
+            assert self.harness.session.trust_end_ms == self.promised_ms
 
     @invariant()
     def no_more_handlers_than_agreed(self) -> None:
