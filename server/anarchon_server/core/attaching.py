@@ -43,6 +43,11 @@ from anarchon_server.core.slots import Cron
 from anarchon_server.core.store import Renewal, TokenAnswer, TokenOutcome
 
 _SUBSCRIBE_AGAIN = "subscribe again, naming what is in flight"
+_NOT_JUDGED_YET = "the store has not answered yet for what is in flight"
+
+
+def _draining() -> RefusedError:
+    return RefusedError("DRAINING", "this sidecar is stopping; subscribe to its successor")
 
 
 class Attaching:
@@ -81,7 +86,7 @@ class Attaching:
     def _checked(self, request: Subscribe) -> tuple[Job, ...]:
         context = self._context
         if context.stopping:
-            raise RefusedError("DRAINING", "this sidecar is stopping; subscribe to its successor")
+            raise _draining()
         if not 1 <= request.max_concurrency <= limits.CONCURRENCY_MAX:
             raise InvalidError(
                 "max_concurrency", request.max_concurrency, f"1 to {limits.CONCURRENCY_MAX}"
@@ -101,6 +106,7 @@ class Attaching:
         offered = limits.session_ttl(min(job.lease_ms for job in jobs))
         names = tuple(job.name for job in jobs)
         session = context.sessions.get(request.session_id)
+        reopened = session is not None
         if session is None:
             session = Session(
                 request.session_id, ttl_ms=offered, offered_ms=offered, kept_alive_at=context.now
@@ -118,6 +124,8 @@ class Attaching:
         self._time_session(session)
         if request.watchable:
             context.out.append(WatchClient(request.session_id, request.client.process_id))
+        elif reopened:  # the process that opened it before may be another
+            context.out.append(UnwatchClient(request.session_id))
         return session
 
     def _replace_stream(self, session: Session) -> None:
@@ -157,17 +165,33 @@ class Attaching:
     ) -> None:
         def judged(answers: tuple[TokenAnswer, ...] | None, sent_at: int) -> None:
             present = self._context.sessions.get(session.session_id)
+            if session.exited:
+                self._release_adopted(renewals, answers or ())
             if present is None or present.stream_id != stream_id:
                 return  # the client has come again meanwhile, and asks again
             if answers is None:
-                error = StoreUnavailable("the store does not answer for what is in flight")
-                self._context.out.append(EndStream(session.session_id, stream_id, error))
-                present.stream_id = None
+                self._end_stream(present, StoreUnavailable(_NOT_JUDGED_YET))
+                return
+            if self._context.stopping:  # it takes them along to the successor
+                self._end_stream(present, _draining())
                 return
             gone = self._adopt(present, renewals, answers, sent_at)
             self._attach(present, (*lost, *gone))
 
         self._beating.adopt(Adoption(renewals, judged))
+
+    def _release_adopted(
+        self, renewals: tuple[Renewal, ...], answers: tuple[TokenAnswer, ...]
+    ) -> None:
+        """The client's process ended while the store was asked to adopt for it (S24)."""
+        for renewal, answer in zip(renewals, answers, strict=False):
+            if answer.outcome is TokenOutcome.RENEWED and self._is_free(renewal.token):
+                self._holding.release(renewal.job, renewal.slot, renewal.token, Reason.RUNNER_LOST)
+
+    def _end_stream(self, session: Session, error: AnarchonError) -> None:
+        assert session.stream_id is not None
+        self._context.out.append(EndStream(session.session_id, session.stream_id, error))
+        session.stream_id = None
 
     def _adopt(
         self,
@@ -243,7 +267,7 @@ class Attaching:
         self._time_session(session)
         holds = self._holding.of_session(session)
         to_confirm = [h for h in holds if h.token in request.confirm or not h.confirmed]
-        if to_confirm:
+        if to_confirm and session.attached:
             for hold in to_confirm:
                 hold.renew_at = context.now
             self._beating.confirm(request)
@@ -257,6 +281,10 @@ class Attaching:
         if session is None:  # lost while the store was asked
             error = NotFoundError("session", request.session_id, _SUBSCRIBE_AGAIN)
             context.out.append(Answer(request.request_id, error))
+            return
+        if not session.attached:  # no trust in what the store has not judged (S16, S26)
+            unjudged = StoreUnavailable(_NOT_JUDGED_YET)
+            context.out.append(Answer(request.request_id, unjudged))
             return
         lost = self._holding.named(session, request.in_flight)
         self._offer_time(session, self._shortest_ttl(session))
@@ -350,6 +378,7 @@ class Attaching:
         session = context.sessions.get(event.session_id)
         if session is None:
             return
+        session.exited = True
         context.log(Level.WARNING, "client_exited", session_id=session.session_id)
         if session.stream_id is not None:
             context.out.append(EndStream(session.session_id, session.stream_id, None))

@@ -116,12 +116,18 @@ class Beating:
                 context.now,
                 lambda call, reply: self._answered(cargo, call, reply),
                 lambda _: self._failed(cargo),
+                # A call that hangs must leave time to renew before the shortest lease's trust ends.
+                min(limits.OP_TIMEOUT, max(limits.BEAT_TIMEOUT_LEAST, self._interval_ms)),
             )
         )
 
+    @property
+    def _interval_ms(self) -> int:
+        """Also as often as what is held wants whose job is not offered any more."""
+        return min([self._jobs.heartbeat_ms, *(hold.heartbeat_ms for hold in self._holding)])
+
     def _load(self) -> _Cargo:
-        # Also as often as what is held wants whose job is not offered any more.
-        interval = min([self._jobs.heartbeat_ms, *(hold.heartbeat_ms for hold in self._holding)])
+        interval = self._interval_ms
         swept: tuple[tuple[str, str], ...] = ()
         if self._sweep:
             swept = tuple((s.job.name, s.job.schedule_id) for s in self._jobs if s.registered)

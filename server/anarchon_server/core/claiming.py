@@ -13,6 +13,7 @@ from anarchon_server.core.context import Context, new_token
 from anarchon_server.core.holding import Holding
 from anarchon_server.core.jobs import Jobs, JobState
 from anarchon_server.core.lanes import Call, Lane
+from anarchon_server.core.machine import why_no_other
 from anarchon_server.core.messages import Level, Method
 from anarchon_server.core.model import Reason, RunView
 from anarchon_server.core.store import Claim, ClaimAnswer, ClaimOutcome, Reply
@@ -137,15 +138,12 @@ class Claiming:
         known = self._wishes.get(key)
         if known is not None and (known.in_call or known.unknown):
             return
-        lost = run.lost + (not run.freed or run.freed == Reason.RUNNER_LOST)
         wish = Wish(
             run.job,
             run.slot,
             seen_attempt=run.attempt,
             seen_token=run.token,
-            must_end=run.cancel is not None
-            or lost >= run.max_attempts
-            or run.attempt >= limits.ATTEMPTS_MAX,
+            must_end=bool(why_no_other(run, context.store_now)),
             expired=not run.freed,
         )
         if known is not None and (known.seen_token, known.expired) == (run.token, wish.expired):
@@ -214,10 +212,11 @@ class Claiming:
             return
         asked: list[Wish] = []
         claims: list[Claim] = []
+        full: set[str] = set()
         for wish in sorted(self._wishes.values(), key=lambda w: w.slot):
             if len(claims) == limits.CLAIM_BATCH:
                 break
-            claim = self._claim(wish)
+            claim = self._claim(wish, full)
             if claim is not None:
                 asked.append(wish)
                 claims.append(claim)
@@ -230,12 +229,13 @@ class Claiming:
                 self._answered(wish, claim, answer, call.sent_at)
 
         def failed(unknown: bool) -> None:
+            newly = sum(not wish.unknown for wish in asked) if unknown else 0
             for wish in asked:
                 wish.in_call = False
                 context.sessions.leave(wish.token)
                 wish.unknown = wish.unknown or unknown
-            if unknown:
-                context.log(Level.WARNING, "claim_unknown", count=len(asked))
+            if newly:
+                context.log(Level.WARNING, "claim_unknown", count=newly)
 
         context.out.append(
             context.lanes.call(
@@ -255,20 +255,24 @@ class Claiming:
             if unwanted or (late and not wish.unknown):
                 self._give_up(wish)
 
-    def _claim(self, wish: Wish) -> Claim | None:
-        """The claim to send now; None: this wish waits."""
+    def _claim(self, wish: Wish, full: set[str]) -> Claim | None:
+        """The claim to send now; None: this wish waits. `full` are jobs found to have no room."""
         context = self._context
+        needs_room = not self._worth_sending_without_room(wish)
+        if needs_room and wish.job in full:
+            return None
         if wish.not_before > context.now:
             return None
         if wish.expired and context.quarantined_until > context.now:
             return None
         state = self._jobs.registered(wish.job)
         assert state is not None, "given up before"
+        if needs_room and not context.sessions.has_room(state.job, context.now):
+            full.add(wish.job)
+            return None
         token = wish.token if wish.unknown else ""
         token = token or new_token(wish.slot, context.new_nonce(), wish.job)
         place = context.sessions.take(state.job, token, context.now)
-        if place is None and not self._worth_sending_without_room(wish):
-            return None
         wish.token = token
         wish.in_call = True
         return self._made(wish, state, may_run=place is not None)

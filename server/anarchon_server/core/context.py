@@ -21,7 +21,7 @@ from anarchon_server.core.messages import (
     Log,
     Send,
 )
-from anarchon_server.core.policy import Draw
+from anarchon_server.core.policy import Draw, is_name
 from anarchon_server.core.sessions import Session, Sessions
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import Capabilities
@@ -95,7 +95,7 @@ def read_token(token: str) -> tuple[str, int] | None:
     """The (job, slot) in a token; None: it is no token of ours."""
     slot, _, rest = token.partition(".")
     nonce, _, job = rest.partition(".")
-    if not (slot.isascii() and slot.isdigit() and len(slot) <= 16 and nonce and job):
+    if not (slot.isascii() and slot.isdigit() and len(slot) <= 16 and nonce and is_name(job)):
         return None
     if len(token) > limits.TOKEN_MAX_BYTES:
         return None

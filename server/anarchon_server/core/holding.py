@@ -52,7 +52,8 @@ from anarchon_server.core.store import (
 class Hold:
     """An attempt whose token this instance keeps alive. Moments are its own.
 
-    `confirmed` is false after a suspension until the store has renewed the lease (S4);
+    `confirmed` is false after a suspension, at `doubted_at`, until the store has renewed the lease
+    by a request sent since (S4);
     `handed_over` once it was sent to its session, `accepted` once the client named it;
     `silences` counts the KeepAlives in a row that did not, `sent_at` is when it was sent last,
     `resent` the times it was sent again. `finished`: its result waits for the store.
@@ -75,6 +76,7 @@ class Hold:
     trust_end: int
     renew_at: int
     confirmed: bool = True
+    doubted_at: int = 0
     cancel_stored: bool = False
     handed_over: bool = False
     accepted: bool = False
@@ -93,6 +95,7 @@ class Hold:
         run = view.run
         assert run.current is not None
         assert run.lease is not None
+        heartbeat = min(job.heartbeat_ms, lease_ms // limits.HEARTBEAT_SHARE_MIN)
         return cls(
             token=run.token,
             job=run.job,
@@ -102,22 +105,26 @@ class Hold:
             trigger=run.trigger,
             cause=run.current.cause,
             lease_ms=lease_ms,
-            heartbeat_ms=min(job.heartbeat_ms, lease_ms // limits.HEARTBEAT_SHARE_MIN),
+            heartbeat_ms=heartbeat,
             cancel_grace_ms=job.cancel_grace_ms,
             stop_grace_ms=job.stop_grace_ms,
             timeout_ms=job.spec.timeout_ms,
             lease_end_at=run.lease.end_at,
             trust_end=trust_end(sent_at, lease_ms),
-            renew_at=sent_at + job.heartbeat_ms,
+            renew_at=sent_at + heartbeat,
         )
 
 
 @dataclass(slots=True)
 class _Result:
-    """A result on its way to the store, with those who wait for its receipt."""
+    """A result on its way to the store, with those who wait for its receipt.
+
+    It is kept for `kept_ms`: 5 minutes, or as long as its lease, if that is longer (S27).
+    """
 
     completion: Completion
     since: int
+    kept_ms: int
     waiters: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -145,6 +152,7 @@ class Holding:
         self._holds: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
         self._results: dict[str, _Result] = {}
+        self._recorded_lately: dict[str, None] = {}
         self._requests: dict[int, _Request] = {}
         self._releases: dict[str, tuple[Release, int]] = {}
 
@@ -329,9 +337,7 @@ class Holding:
                 hold.started_at = self._context.store_now
             hold.silences = 0
             return None
-        if token in self._results:
-            return None
-        if not session.attached:  # the store has not judged yet what it brought along
+        if token in self._results or token in self._recorded_lately:
             return None
         return Lost(token, session.ended.get(token, CancelReason.FENCED))
 
@@ -368,6 +374,8 @@ class Holding:
         """What to renew with the heartbeat that goes now: all due within `within_ms`."""
         horizon = self._context.now + within_ms
         due = [h for h in self._holds.values() if h.renew_at <= horizon and not h.lapsing]
+        for hold in due:  # now, not on the answer: what is asked for meanwhile must stand
+            hold.renew_at = self._context.now + hold.heartbeat_ms
         return tuple(self._renewal(hold) for hold in due)
 
     def _renewal(self, hold: Hold) -> Renewal:
@@ -393,10 +401,9 @@ class Holding:
             return
         assert answer.run is not None
         assert answer.run.run.lease is not None
-        hold.confirmed = True
+        hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at
         hold.trust_end = max(hold.trust_end, trust_end(sent_at, renewal.lease_ms))
         hold.lease_end_at = answer.run.run.lease.end_at
-        hold.renew_at = sent_at + hold.heartbeat_ms
         hold.cancel_stored = answer.run.run.cancel is not None
         if renewal.started_at is not None:
             hold.started_at = None  # the store has it
@@ -413,6 +420,7 @@ class Holding:
         """S4. Nothing is done on behalf of a lease until the store has confirmed it."""
         for hold in self._holds.values():
             hold.confirmed = False
+            hold.doubted_at = self._context.now
             hold.renew_at = self._context.now
 
     # --- Cancelling ----------------------------------------------------------------------
@@ -511,8 +519,14 @@ class Holding:
                 continue
             known = self._results.get(token)
             if known is None:
+                if len(self._results) >= limits.RESULTS_WAITING_MAX:
+                    entry.receipts[index] = Receipt(ReceiptStatus.STORE_UNAVAILABLE)
+                    continue
                 completion = Completion(named[0], named[1], token, outcome)
-                known = self._results[token] = _Result(completion, self._context.now)
+                hold = self._holds.get(token)
+                kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
+                known = _Result(completion, self._context.now, kept_ms)
+                self._results[token] = known
             elif not _same(known.completion.outcome, outcome):
                 entry.receipts[index] = Receipt(
                     ReceiptStatus.ALREADY_COMPLETED, message="another outcome is on its way"
@@ -544,7 +558,7 @@ class Holding:
 
         def failed(_: bool) -> None:
             for result in batch:
-                if result.since + limits.RESULTS_KEPT < context.now:
+                if result.since + result.kept_ms < context.now:
                     self._give_up_result(result)
 
         completions = tuple(result.completion for result in batch)
@@ -557,6 +571,7 @@ class Holding:
     def _recorded(self, result: _Result, answer: TokenAnswer) -> None:
         token = result.completion.token
         del self._results[token]
+        self._remember(token)
         self._drop(token)
         receipt = _receipt(answer)
         done = result.completion
@@ -578,6 +593,14 @@ class Holding:
                 status=receipt.status,
             )
         self._hand_out(result, receipt)
+
+    def _remember(self, token: str) -> None:
+        """A KeepAlive made before the receipt came may still name it: it is neither lost nor
+        does it take room.
+        """
+        self._recorded_lately[token] = None
+        if len(self._recorded_lately) > limits.RECORDED_REMEMBERED:
+            del self._recorded_lately[next(iter(self._recorded_lately))]
 
     def _give_up_result(self, result: _Result) -> None:
         del self._results[result.completion.token]

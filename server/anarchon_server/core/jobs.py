@@ -232,10 +232,7 @@ class Jobs:
             Lane.SETTLE, context.now
         ):
             return
-        names = sorted(self._to_plan)[: limits.PLAN_BATCH]
-        self._to_plan.difference_update(names)
-        states = [s for name in names if (s := self.registered(name)) is not None]
-        plans = tuple(plan for state in states if (plan := self._plan(state)).slots)
+        plans = self._next_plans()
         if not plans:
             return
 
@@ -254,9 +251,24 @@ class Jobs:
                 (plans,),
                 context.now,
                 replied,
-                lambda _: self._to_plan.update(names),
+                lambda _: self._to_plan.update(plan.job for plan in plans),
             )
         )
+
+    def _next_plans(self) -> tuple[Plan, ...]:
+        """A batch that one step may afford: listing slots takes its time."""
+        plans: list[Plan] = []
+        listed = 0
+        for name in sorted(self._to_plan):
+            if len(plans) == limits.PLAN_BATCH or listed >= limits.MISSED_LISTED_MAX:
+                break
+            self._to_plan.discard(name)
+            state = self.registered(name)
+            plan = self._plan(state) if state is not None else None
+            if plan is not None and plan.slots:
+                plans.append(plan)
+                listed += len(plan.slots)
+        return tuple(plans)
 
     def _plan(self, state: JobState) -> Plan:
         """The newest slots after `settled` that are missed by the clock as we reckon it."""

@@ -70,13 +70,14 @@ class Lanes:
         now: int,
         on_reply: Callable[[Call, Reply[Any]], None],
         on_failure: Callable[[bool], None],
+        timeout_ms: int = limits.OP_TIMEOUT,
     ) -> Command:
         """The command for a call; `on_failure` is told whether it may have been done."""
         assert self.free(lane, now), f"two calls in lane {lane}"
         self._states[lane].busy = True
         self._count += 1
         self._calls[self._count] = Call(lane, method, now, on_reply, on_failure)
-        return CallStore(self._count, method, arguments)
+        return CallStore(self._count, method, arguments, timeout_ms)
 
     def replied(self, call_id: int) -> Call:
         """Ends a call that was answered."""

@@ -104,7 +104,7 @@ class ScheduleRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldDefinition:
     """That the instance `incarnation` holds one definition of a job."""
 
     incarnation: str
@@ -396,23 +396,28 @@ def _interrupted(run: Run, now: Moment) -> Saved:
     return Saved(replace(run, lost=run.lost + 1, current=closed), (closed,))
 
 
-def _ended_instead(run: Run, now: Moment) -> Saved | None:
-    """The end of a run whose attempt is over and that may have no other; else None.
+def why_no_other(run: Run, at: int) -> str:
+    """Why a run whose attempt is over at `at` may have no other; empty: it may.
 
     A cancelled run is neither taken over nor retried (S21a); one whose runners died too
     often is exhausted; one that nobody wanted for its window is abandoned (S19).
     """
-    assert run.current is not None
     if run.cancel is not None:
-        return _finished(run, now, RunState.FAILED, _CANCELLED_AS[run.cancel])
-    between = _interrupted(run, now).run
-    if between.lost >= run.max_attempts or run.attempt >= ATTEMPTS_MAX:
-        return _finished(run, now, RunState.FAILED, Reason.ATTEMPTS_EXHAUSTED)
-    assert between.current is not None
-    over_since = between.current.ended_at
-    if over_since is not None and run.window_ms and over_since < now.at - run.window_ms:
-        return _finished(run, now, RunState.FAILED, Reason.ABANDONED)
-    return None
+        return _CANCELLED_AS[run.cancel]
+    lost = run.lost + (not run.freed or run.freed == Reason.RUNNER_LOST)
+    if lost >= run.max_attempts or run.attempt >= ATTEMPTS_MAX:
+        return Reason.ATTEMPTS_EXHAUSTED
+    assert run.current is not None
+    over_since = run.current.ended_at if run.freed or run.lease is None else run.lease.end_at
+    if over_since is not None and run.window_ms and over_since < at - run.window_ms:
+        return Reason.ABANDONED
+    return ""
+
+
+def _ended_instead(run: Run, now: Moment) -> Saved | None:
+    """The end of a run whose attempt is over and that may have no other; else None."""
+    reason = why_no_other(run, now.at)
+    return _finished(run, now, RunState.FAILED, reason) if reason else None
 
 
 def _finished(run: Run, now: Moment, state: RunState, reason: str) -> Saved:
@@ -655,19 +660,19 @@ def shown_instance(instance: Instance, now: Moment) -> Instance:
     return instance if is_live(instance, now) else replace(instance, state=InstanceState.LOST)
 
 
-def hold_of(instance: Instance, definition: Definition) -> Hold:
+def hold_of(instance: Instance, definition: Definition) -> HeldDefinition:
     """That the instance holds the definition."""
-    return Hold(
+    return HeldDefinition(
         instance.incarnation, definition.job, definition.definition_id, definition.schedule_id
     )
 
 
 def judge_registration(
-    wanted: Hold,
+    wanted: HeldDefinition,
     now: Moment,
     job: JobRecord,
     schedule: ScheduleRecord | None,
-    held: Collection[Hold],
+    held: Collection[HeldDefinition],
 ) -> RegistrationVerdict:
     """Decides what becomes of the registration of one definition (S28).
 
@@ -690,7 +695,7 @@ def judge_registration(
     return RegistrationVerdict(job, schedule)
 
 
-def definitions_differ(held: Iterable[Hold]) -> bool:
+def definitions_differ(held: Iterable[HeldDefinition]) -> bool:
     """Whether live instances, which hold `held` of one job, hold different definitions."""
     return len({hold.definition_id for hold in held}) > 1
 

@@ -160,11 +160,15 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallStore:
-    """Call `store.<method>(*arguments)` and bring back `StoreReplied` or `StoreFailed`."""
+    """Call `store.<method>(*arguments)` and bring back `StoreReplied` or `StoreFailed`.
+
+    After `timeout_ms` the call is given up, its outcome unknown.
+    """
 
     call_id: int
     method: Method
     arguments: tuple[Any, ...]
+    timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,9 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt handed to a client. `lease_left_ms` and `timeout_ms` count from now."""
+    """One attempt handed to a client. `lease_end_at` is a time by the store's clock;
+    `timeout_ms` counts from now.
+    """
 
     token: str
     job: str

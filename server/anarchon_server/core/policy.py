@@ -83,9 +83,14 @@ class Job:
         return max(least, min(gap, limits.START_DEADLINE_MAX_DEFAULT))
 
 
+def is_name(text: str) -> bool:
+    """Whether it is a job name, namespace or instance id by S32."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(field: str, value: str) -> str:
     """A job name, namespace or instance id by S32; `InvalidError` otherwise."""
-    if not _NAME.fullmatch(value):
+    if not is_name(value):
         raise InvalidError(
             field,
             value,
@@ -155,7 +160,7 @@ def read_schedule(spec: JobSpec) -> Schedule:
     return _parsed(spec.schedule, key)
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=2 * limits.JOBS_MAX)
 def _parsed(schedule: EverySchedule | CronSchedule, job: str) -> Schedule:
     try:
         if isinstance(schedule, EverySchedule):
@@ -251,7 +256,7 @@ def _check_jitter(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
         )
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=2 * limits.JOBS_MAX)
 def _shortest_gap(schedule: Schedule, near_ms: int) -> int:
     return schedule.shortest_gap_ms(near_ms, limits.GAP_SAMPLE)
 

@@ -22,7 +22,8 @@ class Session:
     `ttl_ms` is the longest time for which the client may still believe in the session;
     `offered_ms` what it was told last (S15: a shorter one counts once the client has it).
     `places` maps each token that takes a place to its job; `ended` names those of them that
-    the client was told to stop and that are no longer held, with the reason. `strangers` counts
+    the client was told to stop and that are no longer held, with the reason. `exited`: its process
+    is gone for certain. `strangers` counts
     what the client runs besides, and should not. A client that leaves what it is sent unaccepted
     is `blocked`, until `blocked_until` at most; `refusals` counts how often in a row.
     """
@@ -36,6 +37,7 @@ class Session:
     max_concurrency: int = 0
     stream_id: int | None = None
     attached: bool = False
+    exited: bool = False
     fresh: bool = False
     draining: bool = False
     blocked: bool = False
@@ -124,6 +126,16 @@ class Sessions:
 
     def take(self, job: Job, token: str, now: int) -> Session | None:
         """Takes a place for `token` in the session with most room; None: there is none."""
+        best = self._roomiest(job, now)
+        if best is not None:
+            self.enter(best, token, job.name)
+        return best
+
+    def has_room(self, job: Job, now: int) -> bool:
+        """Whether `take` would find a place."""
+        return self._roomiest(job, now) is not None
+
+    def _roomiest(self, job: Job, now: int) -> Session | None:
         if job.spec.concurrency and self._taken[job.name] >= job.spec.concurrency:
             return None
         best: Session | None = None
@@ -131,8 +143,6 @@ class Sessions:
             better = best is None or session.room > best.room
             if better and session.room > 0 and session.open_for(job, now):
                 best = session
-        if best is not None:
-            self.enter(best, token, job.name)
         return best
 
     def enter(self, session: Session, token: str, job: str) -> None:

@@ -10,11 +10,15 @@ Key = tuple[Any, ...]
 """A kind of timer, and what it is about."""
 
 
+_STALE_ALLOWED = 64
+
+
 class Timers:
     """At most one moment per key, in whole milliseconds; the earliest comes first.
 
     A moved or cleared timer leaves a stale heap entry behind, which is dropped when it
-    surfaces, so that every operation costs O(log n).
+    surfaces, or when the heap is made anew because most of it is stale: every operation costs
+    O(log n) on average, and the heap stays in proportion to the timers.
     """
 
     def __init__(self) -> None:
@@ -29,6 +33,10 @@ class Timers:
         self._at[key] = at
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, key))
+        if len(self._heap) > 2 * len(self._at) + _STALE_ALLOWED:
+            self._heap = [(at, n, key) for n, (key, at) in enumerate(self._at.items())]
+            heapq.heapify(self._heap)
+            self._count = len(self._heap)
 
     def clear(self, key: Key) -> None:
         """Forgets the timer, if there is one."""

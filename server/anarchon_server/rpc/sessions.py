@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from grpc import aio
@@ -18,6 +19,7 @@ from grpc import aio
 from anarchon.v1 import session_pb2, session_pb2_grpc
 from anarchon_server.core import limits, messages
 from anarchon_server.core.errors import AnarchonError, InvalidError
+from anarchon_server.core.model import JobSpec
 from anarchon_server.loop import Event, Loop, Stream
 from anarchon_server.rpc import conversion as wire
 from anarchon_server.rpc.status import status_of
@@ -29,6 +31,9 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 FLUSH_S = 1.0
 """How long a client may take to read what was sent before its stream was ended."""
+
+_READ_ON_THE_LOOP = 100
+"""So many schedules are read in a few milliseconds; more would keep other sessions waiting."""
 
 ANSWER_BEFORE_DEADLINE_S = 0.25
 """By how much results that the store has not answered for are answered before the caller hangs up."""
@@ -44,6 +49,19 @@ class SessionCalls:
         self._loop = loop
         self._instance_id = instance_id
         self._version = version
+
+    async def prepare(self, request: session_pb2.SubscribeRequest) -> None:
+        """Read a large registration's schedules in a thread: every other session goes on meanwhile.
+
+        What is read is remembered; what is wrong is said by `subscribe`.
+        """
+        if len(request.jobs) > _READ_ON_THE_LOOP:
+            await asyncio.to_thread(self._read, wire.specs_in(request.jobs))
+
+    def _read(self, specs: tuple[JobSpec, ...]) -> None:
+        for spec in specs:
+            with suppress(AnarchonError):
+                self._loop.check_spec(spec)
 
     def subscribe(self, request: session_pb2.SubscribeRequest) -> Stream:
         """Open the session's stream. Its owner calls `leave` when it is over."""
@@ -143,6 +161,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         """Write a stream's events. A client that does not read holds up its own writer only."""
         try:
+            await self._calls.prepare(request)
             stream = self._calls.subscribe(request)
         except AnarchonError as error:
             await refuse(context, error)

@@ -218,9 +218,9 @@ def test_protocol_nothing_is_claimed_for_a_client_before_what_it_brought_is_judg
     new.tick()
     again = new.client(LONG, every(1_000, "other"), name="again", in_flight=tuple(client.running))
     new.answer(Method.REGISTER)
-    again.keep_alive(*client.running)
+    again.ask_to_live(*client.running)
     world.now += 1_000
-    again.keep_alive(*client.running)
+    again.ask_to_live(*client.running)
     assert new.waits(Method.CLAIM)
     assert [claim.may_run for claim in new.claims] == [False]
 
@@ -367,7 +367,7 @@ def test_protocol_with_strange_tokens_a_client_waits_for_the_store() -> None:
     new.settle()
     assert isinstance(again.error, StoreUnavailable)
     assert again.events == []
-    assert again.keep_alive().stream_open is False
+    assert isinstance(new.answer_to(again.ask_to_live(*client.running)), StoreUnavailable)
     new.away = None
     again.in_flight = tuple(client.running)
     again.subscribe()
@@ -402,12 +402,12 @@ def test_protocol_what_the_store_answers_after_the_client_has_gone_is_dropped() 
     assert new.engine.status(world.now).instance.running == 0
 
 
-def test_protocol_nothing_in_flight_is_called_lost_before_the_store_has_judged_it() -> None:
+def test_s26_no_trust_is_extended_in_what_the_store_has_not_judged() -> None:
     world, sidecar, client = running()
     sidecar.die()
     new = Sidecar(world, "b")
     again = new.client(LONG, name="again", in_flight=tuple(client.running))
-    assert again.keep_alive(*client.running).lost == ()
+    assert isinstance(new.answer_to(again.ask_to_live(*client.running)), StoreUnavailable)
     new.settle()
     assert again.keep_alive(*client.running).lost == ()
     assert world.run(60_000).run.attempt == 1
@@ -702,6 +702,62 @@ def test_s13_a_lost_sessions_waiting_run_of_a_job_nobody_has_is_given_back() -> 
     client.silent = True
     world.run_until(80_000)
     assert world.run(60_000).run.freed == "not_accepted"
+
+
+def test_s26_a_sidecar_whose_store_is_away_answers_for_nothing_that_another_held() -> None:
+    world, sidecar, client = running()
+    token = client.only().token
+    sidecar.die()
+    new = Sidecar(world, "b")
+    new.away = "refused"
+    again = new.client(LONG, name="again", in_flight=(token,))
+    for _ in range(12):  # for longer than the lease
+        world.run_for(5_000)
+        asked = again.ask_to_live(token, confirm=(token,))
+        assert isinstance(new.answer_to(asked), StoreUnavailable)
+
+
+def test_s23_what_is_adopted_while_the_instance_stops_goes_along_to_the_successor() -> None:
+    world, sidecar, client = running()
+    token = client.only().token
+    sidecar.die()
+    new = Sidecar(world, "b")
+    again = new.client(LONG, name="again", in_flight=(token,))
+    new.stop()
+    new.settle()
+    assert isinstance(again.error, RefusedError)
+    assert again.error.reason == "DRAINING"
+    assert again.attached is None
+    assert new.stopped
+    third = Sidecar(world, "c").client(LONG, name="again", in_flight=(token,))
+    third.sidecar.settle()
+    assert third.attached is not None
+    assert third.attached.lost == ()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_s24_a_process_that_ends_while_it_is_adopted_leaves_nothing_to_its_lease(
+    held: bool,
+) -> None:
+    world, sidecar, client = running()
+    token = client.only().token
+    if not held:
+        client.complete(token, result="done")
+        sidecar.settle()
+    sidecar.die()
+    new = Sidecar(world, "b")
+    again = new.client(LONG, name="again", in_flight=(token,), watchable=True)
+    again.exit()
+    new.settle()
+    run = world.run(60_000).run
+    assert (run.freed, run.state.final) == (("runner_lost", False) if held else ("", True))
+
+
+def test_s24_a_session_opened_again_by_a_process_that_cannot_be_seen_is_not_watched() -> None:
+    _, sidecar, client = lone(watchable=True)
+    client.watchable = False
+    client.subscribe()
+    assert sidecar.watches()[1:] == [UnwatchClient("client")]
 
 
 def test_status_shows_the_sessions_by_the_stores_clock() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from anarchon_server.core import limits
 from anarchon_server.core.messages import Method, Woken
 from anarchon_server.core.model import JobSpec, RunView
@@ -37,6 +39,14 @@ def test_s15_a_heartbeat_comes_as_often_as_the_job_wants_it_most() -> None:
     _, sidecar, _ = lone(LONG, every(60_000, "brisk", lease_ms=30_000, heartbeat_ms=1_000))
     gaps = {later - earlier for earlier, later in pairwise(sweeps(sidecar, 14_000))}
     assert gaps == {900}, "a tenth early, by the least that chance gives"
+
+
+@pytest.mark.parametrize(
+    ("lease_ms", "timeout_ms"), [(3_000, 1_000), (9_000, 1_500), (30_000, 2_000)]
+)
+def test_s16_a_heartbeat_that_hangs_leaves_time_for_another(lease_ms: int, timeout_ms: int) -> None:
+    _, sidecar, _ = lone(every(60_000, lease_ms=lease_ms))
+    assert sidecar.wait_for(Method.BEAT).timeout_ms == timeout_ms
 
 
 def test_s15_heartbeats_are_spread_by_a_tenth_either_way() -> None:

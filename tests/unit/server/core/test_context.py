@@ -16,7 +16,7 @@ def context(*, boot_leases: bool = False) -> Context:
     return Context(Settings("a", "x"), capabilities, lambda most: 0, lambda: "nonce")
 
 
-@pytest.mark.parametrize("job", ["sync", "a.b", "a.b.c", ".", "x" * 128])
+@pytest.mark.parametrize("job", ["sync", "a.b", "a.b.c", "a:/", "x" * 128])
 def test_s17_any_sidecar_can_read_a_tokens_job_and_slot(job: str) -> None:
     assert read_token(new_token(1_800_000_000_000, "f" * 32, job)) == (job, 1_800_000_000_000)
 
@@ -30,6 +30,9 @@ def test_s17_any_sidecar_can_read_a_tokens_job_and_slot(job: str) -> None:
         "12.",
         "12.n",
         "12.n.",
+        "12.n..",
+        "12.n.a b",
+        "12.n.a\0",
         "12..sync",
         ".n.sync",
         "-1.n.sync",

@@ -776,6 +776,89 @@ def test_s27_a_result_is_given_up_after_five_minutes_and_its_caller_told() -> No
     assert sidecar.logged("result_given_up")
 
 
+def test_s27_a_result_is_kept_as_long_as_its_lease() -> None:
+    world, sidecar, client = lone(every(1_000_000, lease_ms=LEASE_MAX))
+    world.run_until(1_000_000)
+    sidecar.away = "refused"
+    number = client.complete(result="done")
+    world.run_for(2 * RESULTS_KEPT)
+    assert sidecar.answer_to(number) is None
+    sidecar.away = None
+    world.run_for(2_000)
+    assert client.receipts(number) == (Receipt(ReceiptStatus.RECORDED, RunState.SUCCESS),)
+
+
+def test_s27_no_more_results_wait_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, sidecar, client = running()
+    monkeypatch.setattr(limits, "RESULTS_WAITING_MAX", 1)
+    sidecar.away = "refused"
+    first, second = (f"{START}.{nonce}.sync" for nonce in "ab")
+    assert sidecar.answer_to(client.complete(first)) is None
+    assert client.receipts(client.complete(second)) == (Receipt(ReceiptStatus.STORE_UNAVAILABLE),)
+
+
+def test_protocol_a_token_named_just_before_its_receipt_came_takes_no_room() -> None:
+    _, sidecar, client = running(max_concurrency=1)
+    token = client.only().token
+    client.complete(token, result="done")
+    sidecar.settle()
+    assert client.keep_alive(token).lost == ()
+    session = sidecar.engine._context.sessions.get("client")
+    assert session is not None
+    assert session.room == 1
+
+
+def test_protocol_tokens_recorded_lately_are_remembered_up_to_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, sidecar, client = running()
+    monkeypatch.setattr(limits, "RECORDED_REMEMBERED", 1)
+    first = client.only().token
+    client.complete(first, result="done")
+    world.run_until(120_000)
+    client.complete(result="done")
+    sidecar.settle()
+    assert [gone.token for gone in client.keep_alive(first).lost] == [first]
+
+
+def test_protocol_confirm_is_answered_by_a_renewal_that_was_asked_for_after_it() -> None:
+    _, sidecar, client = running()
+    token = client.only().token
+    sidecar.wait_for(Method.BEAT)
+    while not sidecar.beats[-1].renewals:
+        sidecar.answer(Method.BEAT)
+        sidecar.wait_for(Method.BEAT)
+    asked = client.ask_to_live(token, confirm=(token,))
+    sidecar.settle()
+    assert sidecar.answer_to(asked).confirmed == (token,)
+
+
+def test_s4_a_renewal_sent_before_the_suspension_confirms_nothing() -> None:
+    world, sidecar, client = running()
+    sidecar.wait_for(Method.BEAT)
+    while not sidecar.beats[-1].renewals:
+        sidecar.answer(Method.BEAT)
+        sidecar.wait_for(Method.BEAT)
+    world.now += 2_000
+    sidecar.feed(Suspended(2_000))
+    sidecar.answer(Method.BEAT)
+    hold = sidecar.engine._holding.held(client.only().token)
+    assert hold is not None
+    assert not hold.confirmed
+    sidecar.settle()
+    assert hold.confirmed
+
+
+def test_s15_a_lease_won_under_an_older_definition_is_renewed_in_its_own_time() -> None:
+    _, sidecar, _ = lone(every(60_000, lease_ms=3_000), name="short")
+    until_claimed(sidecar)
+    sidecar.client(every(60_000, lease_ms=LEASE_MAX), name="long")
+    sidecar.answer(Method.CLAIM)
+    (hold,) = sidecar.engine._holding
+    assert (hold.lease_ms, hold.heartbeat_ms) == (3_000, 1_000)
+    assert hold.renew_at <= sidecar.world.now + 1_000
+
+
 def test_s17_a_result_that_is_repeated_while_it_is_on_its_way_is_answered_with_it() -> None:
     world, sidecar, client = running()
     token = client.only().token

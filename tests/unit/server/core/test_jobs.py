@@ -375,6 +375,19 @@ def test_s20_more_than_ten_thousand_missed_slots_are_listed_no_further() -> None
     assert len(plans(client.sidecar)) <= 2, "settled has moved on"
 
 
+def test_s20_a_step_lists_no_more_than_it_may_afford() -> None:
+    jobs = [every(100, f"job-{number}", start_deadline_ms=1_000) for number in range(4)]
+    world, sidecar, _ = lone(*jobs)
+    world.run_until(1_000)
+    sidecar.die()
+    world.run_until(700_000)
+    other = Sidecar(world, "b").ready_client(*jobs, lasts_ms=1).sidecar
+    world.run_for(1_000)
+    batches = other.called(Method.SETTLE)
+    assert [len(batch) for batch in batches[:2]] == [2, 2]
+    assert {plan.job for batch in batches[:2] for plan in batch} == {job.name for job in jobs}
+
+
 def test_s20_a_long_deadline_is_not_walked_slot_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     job = every(100, start_deadline_ms=600_000)
     world, sidecar, _ = lone(job)

@@ -9,7 +9,7 @@ import pytest
 
 from anarchon_server.core.machine import (
     ClaimVerdict,
-    Hold,
+    HeldDefinition,
     JobRecord,
     KeptDefinition,
     Moment,
@@ -938,13 +938,13 @@ def test_s28_an_instance_is_live_for_its_lease_and_shown_as_lost_for_a_day_more(
 
 def test_s28_a_hold_is_an_instances_of_a_definition() -> None:
     definition = Definition(JobSpec("sync", EverySchedule(10_000)), "every 10s", 5)
-    assert hold_of(instance(), definition) == Hold(
+    assert hold_of(instance(), definition) == HeldDefinition(
         "A", "sync", definition.definition_id, "every 10s"
     )
 
 
-def hold(definition: str, schedule: str = "every 10s", of: str = "A") -> Hold:
-    return Hold(of, "sync", definition, schedule)
+def hold(definition: str, schedule: str = "every 10s", of: str = "A") -> HeldDefinition:
+    return HeldDefinition(of, "sync", definition, schedule)
 
 
 KNOWN = JobRecord("sync", 7, 8, "d1", "every 10s", definition_at=5)

@@ -24,6 +24,16 @@ def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_set() -> None
     assert list(timers.pop_due(10)) == [("b",), ("a",), ("c",)]
 
 
+def test_timers_that_were_cleared_do_not_pile_up() -> None:
+    timers = Timers()
+    for number in range(10_000):
+        timers.set(("timeout", number), 86_400_000 + number)
+        timers.clear(("timeout", number))
+    timers.set(("kept",), 50)
+    assert len(timers._heap) < 100
+    assert list(timers.pop_due(90_000_000)) == [("kept",)]
+
+
 def test_a_moved_timer_fires_at_its_new_time_only() -> None:
     timers = Timers()
     timers.set(("slot", "sync"), 10)
