@@ -364,7 +364,7 @@ class SqliteStore:
 
     async def watch(self) -> AsyncIterator[None]:
         """Yields within 250 ms of a run's being freed, counted from `open`."""
-        connection = await self._connect(self._file.connect)
+        connection = await self._connect(self._file.connect_again)
         version, freed = -1, self._freed_before
         try:
             while connection in self._connections:

@@ -221,6 +221,14 @@ class File:
         db.row_factory = sqlite3.Row
         return db
 
+    def connect_again(self) -> sqlite3.Connection:
+        """Another connection to the file that was opened."""
+        self.check_in_place()
+        try:
+            return self.connect()
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self}: {error}") from error
+
     def _prepare(self, db: sqlite3.Connection) -> None:
         def pragma(text: str) -> Any:
             row = db.execute(f"PRAGMA {text}").fetchone()

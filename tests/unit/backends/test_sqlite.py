@@ -485,6 +485,28 @@ async def test_a_file_that_was_removed_or_replaced_is_noticed(cluster: Cluster) 
         path.write_bytes(path.with_suffix(".old").read_bytes())
 
 
+async def test_a_watch_of_a_file_that_was_removed_or_replaced_says_so(cluster: Cluster) -> None:
+    """The sidecar watches again and again: each time it hears what an operator must know."""
+    node = await cluster.node()
+    path = Path(cluster.database.url.removeprefix("sqlite://"))
+    path.rename(path.with_suffix(".old"))
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            await anext(node.store.watch())
+        path.write_bytes(path.with_suffix(".old").read_bytes())
+
+
+async def test_a_watch_that_cannot_connect_finds_the_store_unavailable(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file goes between the look at its place and the connecting."""
+    node = await cluster.node()
+    path = Path(cluster.database.url.removeprefix("sqlite://"))
+    monkeypatch.setattr(_file.File, "check_in_place", lambda _file: path.unlink())
+    with pytest.raises(StoreUnavailable, match="unable to open database file"):
+        await anext(node.store.watch())
+
+
 async def test_a_full_disk_is_unavailable_with_its_reason_and_passes(cluster: Cluster) -> None:
     """The file may not grow (RLIMIT_FSIZE), then it may again."""
     node = await cluster.node()
