@@ -38,7 +38,7 @@ class _Member:
 
     instance: model.Instance
     registered: bool = False
-    holds: dict[str, list[machine.Hold]] = field(default_factory=dict)  # by job
+    holds: dict[str, list[machine.HeldDefinition]] = field(default_factory=dict)  # by job
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Space:
         del self.runs[run.job][run.slot]
         self.attempts.pop((run.job, run.slot), None)
 
-    def held(self, now: machine.Moment, job: str) -> tuple[machine.Hold, ...]:
+    def held(self, now: machine.Moment, job: str) -> tuple[machine.HeldDefinition, ...]:
         """What live instances hold of the job."""
         live = [member for member in self.members.values() if machine.is_live(member.instance, now)]
         return tuple(hold for member in live for hold in member.holds.get(job, ()))
@@ -305,7 +305,7 @@ class MemoryStore:
         answers = [self._registration(hold, now) for hold in wanted]
         return self._reply(now, answers, (hold.job for hold in wanted))
 
-    def _registration(self, hold: machine.Hold, now: machine.Moment) -> port.Registration:
+    def _registration(self, hold: machine.HeldDefinition, now: machine.Moment) -> port.Registration:
         job = self._space.job(hold.job)
         schedule = self._space.schedules.get((hold.job, hold.schedule_id))
         return port.Registration(

@@ -122,7 +122,7 @@ def what_may_go(
 
 
 def changed_jobs(
-    rows: Rows, before: Mapping[str, machine.JobRecord], new: Iterable[machine.Hold]
+    rows: Rows, before: Mapping[str, machine.JobRecord], new: Iterable[machine.HeldDefinition]
 ) -> set[str]:
     """The jobs whose rows a registration writes: what they are or what is in use has changed."""
     changed = {name for name, job in before.items() if rows.job(name) != job}
@@ -130,7 +130,7 @@ def changed_jobs(
 
 
 def registration_of(
-    rows: Rows, hold: machine.Hold, held: Iterable[machine.Hold]
+    rows: Rows, hold: machine.HeldDefinition, held: Iterable[machine.HeldDefinition]
 ) -> port.Registration:
     job = rows.job(hold.job)
     schedule = rows.schedule(hold.job, hold.schedule_id)

@@ -198,15 +198,17 @@ def by_job(rows: Iterable[Document]) -> dict[str, list[Document]]:
     return groups
 
 
-def holds_by_job(rows: Iterable[Document]) -> dict[str, list[machine.Hold]]:
+def holds_by_job(rows: Iterable[Document]) -> dict[str, list[machine.HeldDefinition]]:
     return {job: [hold_of(row) for row in group] for job, group in by_job(rows).items()}
 
 
-def hold_of(row: Document) -> machine.Hold:
-    return machine.Hold(row["incarnation"], row["job"], row["definition_id"], row["schedule_id"])
+def hold_of(row: Document) -> machine.HeldDefinition:
+    return machine.HeldDefinition(
+        row["incarnation"], row["job"], row["definition_id"], row["schedule_id"]
+    )
 
 
-def definition_row(hold: machine.Hold, definition: model.Definition) -> dict[str, object]:
+def definition_row(hold: machine.HeldDefinition, definition: model.Definition) -> dict[str, object]:
     return {
         "job": hold.job,
         "definition_id": hold.definition_id,

@@ -230,12 +230,12 @@ def spec_of(job: str, kept: str) -> model.JobSpec:
     )
 
 
-def holds_of(job: str, incarnation: str, held: str) -> list[machine.Hold]:
+def holds_of(job: str, incarnation: str, held: str) -> list[machine.HeldDefinition]:
     """What an instance holds of a job, as the script of a registration noted it."""
     return _checked(
         f"what {incarnation!r} holds of {job!r}",
         lambda: [
-            machine.Hold(incarnation, job, str(definition_id), str(schedule_id))
+            machine.HeldDefinition(incarnation, job, str(definition_id), str(schedule_id))
             for definition_id, schedule_id in json.loads(held)
         ],
     )

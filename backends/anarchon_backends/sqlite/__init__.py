@@ -66,6 +66,9 @@ class SqliteStore:
         library: Library = sqlite3.sqlite_version_info,
         mountinfo: str | None = None,
     ) -> None:
+        # Both end before the caller's own limit does: who gives up first is the one that still
+        # knows whether the call had begun, and a locked file is told from a slow one.
+        self._limit_ms = options.op_timeout_ms * 7 // 8
         self._file = File(path, library, mountinfo, options.op_timeout_ms * 3 // 4)
         self._options = options
         self._capabilities = port.Capabilities(backend="sqlite", boot_leases=True, notifies=True)
@@ -106,15 +109,15 @@ class SqliteStore:
         return connection
 
     async def _act(self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        """Carries out one transaction, within `op_timeout_ms`."""
+        """Carries out one transaction, a little within `op_timeout_ms`."""
         if not self._connections:
             raise StoreUnavailable(f"{self._file}: not open")
         call = Call(partial(self._transaction, work, begin))
         try:
-            async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
+            async with asyncio.timeout(self._limit_ms / 1_000):
                 return await self._connections[0].run(call)
         except TimeoutError:
-            within = f"within {self._options.op_timeout_ms} ms"
+            within = f"within {self._limit_ms} ms"
             if call.withdraw():
                 raise StoreUnavailable(f"{self._file}: not begun {within}") from None
             raise OutcomeUnknown(f"{self._file}: not done {within}") from None
@@ -288,7 +291,7 @@ class SqliteStore:
         return await self._act(work)
 
     @staticmethod
-    def _registration(rows: Rows, hold: machine.Hold) -> port.Registration:
+    def _registration(rows: Rows, hold: machine.HeldDefinition) -> port.Registration:
         job = rows.job(hold.job)
         schedule = rows.schedule(hold.job, hold.schedule_id)
         return port.Registration(

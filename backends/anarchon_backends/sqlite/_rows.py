@@ -271,7 +271,7 @@ class Rows:
         sql = "SELECT record FROM instance WHERE namespace = ?"
         return [model.Instance.from_json(text) for (text,) in self.all(sql, self._namespace)]
 
-    def held(self, job: str) -> list[machine.Hold]:
+    def held(self, job: str) -> list[machine.HeldDefinition]:
         """What live instances hold of the job."""
         if self._live is None:
             instances = self.instances()
@@ -280,7 +280,7 @@ class Rows:
             "SELECT incarnation, job, definition_id, schedule_id FROM hold"
             " WHERE namespace = ? AND job = ?"
         )
-        holds = [machine.Hold(*row) for row in self.all(sql, self._namespace, job)]
+        holds = [machine.HeldDefinition(*row) for row in self.all(sql, self._namespace, job)]
         return [hold for hold in holds if hold.incarnation in self._live]
 
     def ever_held(self, job: str) -> set[str]:
@@ -327,7 +327,7 @@ class Rows:
     def replace_holds(
         self,
         instance: model.Instance,
-        holds: Sequence[machine.Hold],
+        holds: Sequence[machine.HeldDefinition],
         definitions: Sequence[model.Definition],
     ) -> None:
         """Writes what the instance holds now, instead of what it held before."""

@@ -20,8 +20,13 @@ import pytest
 
 from anarchon_backends.sqlite import SqliteStore, _file, open_store
 from anarchon_backends.sqlite._file import wal_is_safe
+from anarchon_server.clock import SystemClock
+from anarchon_server.core import messages
+from anarchon_server.core.engine import Status
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from anarchon_server.core.model import Instance, JobSpec
 from anarchon_server.core.store import OpenOptions, Store
+from anarchon_server.loop import Loop
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
 
 SLOT = T0 + PERIOD
@@ -418,14 +423,57 @@ async def test_s11_a_call_that_takes_too_long_is_unknown_and_those_behind_it_are
     first = asyncio.create_task(node.ask(claim))
     await asyncio.to_thread(clock.entered.wait, 5)
     second = asyncio.create_task(node.ask(node.wish(SLOT)))
-    with pytest.raises(OutcomeUnknown, match="not done within 300 ms"):
+    with pytest.raises(OutcomeUnknown, match="not done within 262 ms"):
         await first
-    with pytest.raises(StoreUnavailable, match="not begun within 300 ms"):
+    with pytest.raises(StoreUnavailable, match="not begun within 262 ms"):
         await second
     clock.go.set()
     again = await node.ask(claim)
     assert again.outcome == "won", "it was done after all, and is recognised by its token"
     assert len(await node.history()) == 1
+
+
+class Two:
+    """An engine that makes two calls when it is woken, and keeps how they failed."""
+
+    wake_at = None
+
+    def __init__(self, node: Node) -> None:
+        self._wishes = [node.wish(SLOT), node.wish(SLOT)]
+        self.failed: list[messages.StoreFailed] = []
+
+    def step(self, _now: int, event: messages.Input) -> list[messages.Command]:
+        if isinstance(event, messages.StoreFailed):
+            self.failed.append(event)
+        if not isinstance(event, messages.Woken):
+            return []
+        return [
+            messages.CallStore(number, messages.Method.CLAIM, ((wish,),), timeout_ms=1_000)
+            for number, wish in enumerate(self._wishes)
+        ]
+
+    def status(self, _now: int) -> Status:
+        return Status(True, True, (), Instance("a:1", "aa"), ())
+
+    def check_spec(self, spec: JobSpec, wall_at: int) -> None:
+        raise NotImplementedError
+
+
+async def test_s11_the_loop_hears_which_calls_were_not_begun(tmp_path: Path) -> None:
+    """The loop's own limit, as long as the one that the store was opened with, comes too late."""
+    clock = HeldClock()
+    cluster = Cluster(_Database(tmp_path / "anarchon.db"), clock)
+    async with cluster.stack:
+        node = await cluster.node(op_timeout_ms=1_000)
+        await node.register()
+        engine = Two(node)
+        loop = Loop(engine, node.store, SystemClock())
+        clock.go.clear()
+        loop.feed(messages.Woken())
+        await loop.settled()
+        clock.go.set()
+        assert {each.call_id: each.unknown for each in engine.failed} == {0: True, 1: False}
+        await loop.close()
 
 
 async def test_s11_a_cancelled_call_may_have_been_done(held: tuple[Node, HeldClock]) -> None:
