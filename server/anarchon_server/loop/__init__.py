@@ -65,7 +65,8 @@ class Loop:
 
     `start` needs a running event loop; `stop` asks the engine to stop and `stopped` tells when
     it has; `close` ends everything at once. While `store_open` is false no call reaches the store:
-    each is answered as if it were away.
+    each is answered as if it were away. `op_timeout_ms` bounds `read`; the engine's own calls bring
+    their time limit with them.
     """
 
     def __init__(
@@ -390,11 +391,11 @@ class Loop:
         try:
             self._check_open()
             await failpoints.reached(f"store.{method}.before")
-            async with asyncio.timeout(self._op_timeout_ms / 1_000):
+            async with asyncio.timeout(command.timeout_ms / 1_000):
                 reply: Reply[Any] = await getattr(self.store, method)(*command.arguments)
             await failpoints.reached(f"store.{method}.after")
         except TimeoutError:
-            text = f"{method}: no answer within {self._op_timeout_ms} ms"
+            text = f"{method}: no answer within {command.timeout_ms} ms"
             failure = messages.StoreFailed(command.call_id, text, unknown=True)
         except OutcomeUnknown as error:
             failure = messages.StoreFailed(command.call_id, f"{method}: {error}", unknown=True)
