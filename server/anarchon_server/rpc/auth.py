@@ -30,13 +30,14 @@ class TokenFile:
     """The tokens of a file, one a line: two can be valid while one replaces the other.
 
     Raises `TokenFileError` if it cannot be read at first. If that happens later, the tokens before
-    stay valid, and the log says so.
+    stay valid, and the log says so once, until it can be read again (S27).
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp = self._look()
         self._tokens = self._read()
+        self._said = ""
 
     def accepts(self, authorization: str) -> bool:
         """Whether this is `Bearer` and a valid token."""
@@ -52,8 +53,14 @@ class TokenFile:
             stamp = self._look()
             if stamp != self._stamp:
                 self._tokens, self._stamp = self._read(), stamp
+            self._said = ""
         except TokenFileError as error:
-            _log.warning("token_file_unreadable", extra={"fields": {"error": str(error)}})
+            self._say_once(str(error))
+
+    def _say_once(self, error: str) -> None:
+        if error != self._said:
+            self._said = error
+            _log.warning("token_file_unreadable", extra={"fields": {"error": error}})
 
     def _look(self) -> tuple[int, int, int]:
         try:

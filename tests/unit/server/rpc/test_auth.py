@@ -74,6 +74,28 @@ def test_the_tokens_before_stay_valid_while_the_file_is_being_replaced(
     assert not tokens.accepts("Bearer old-token")
 
 
+def test_s27_a_file_that_cannot_be_read_is_told_once_and_again_when_that_changes(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        for _ in range(3):
+            assert tokens.accepts("Bearer old-token")
+        errors = [vars(r)["fields"]["error"] for r in caplog.records]
+        caplog.clear()
+        return errors
+
+    tokens = TokenFile(file)
+    gone = f"token_file {file}: No such file or directory"
+    file.unlink()
+    assert told() == [gone]
+    file.write_text("")
+    assert told() == [f"token_file {file}: is empty: write one token a line"]
+    file.write_text("old-token")
+    assert told() == []
+    file.unlink()
+    assert told() == [gone]
+
+
 async def test_every_call_but_health_needs_the_token(file: Path) -> None:
     sidecar = await start_sidecar(token_file=str(file))
     stub_of: Any = reflection_pb2_grpc.ServerReflectionStub
