@@ -40,6 +40,14 @@ _SERVICE_LINKS = re.compile(
 
 HISTORY_MAX_MOST = 1_000_000
 
+_STORE_URLS = (
+    "sqlite:///abs/path.db",
+    "sqlite:rel.db",
+    "postgresql://user:password@host/database",
+    "redis://user:password@host/0",
+    "memory:",
+)
+
 
 class ConfigError(AnarchonError):
     """The configuration cannot be used. The message names the setting, its source and a remedy."""
@@ -74,9 +82,7 @@ def _store(field: str, raw: object) -> Secret:
     if not re.match(r"[a-z][a-z0-9+.-]*:", text):
         # Whatever else it is, it may hold a password.
         shown = text if re.fullmatch(r"[\w./-]+", text) else HIDDEN
-        raise InvalidError(
-            field, shown, "write a URL: sqlite:///abs/path.db, sqlite:rel.db, memory:"
-        )
+        raise InvalidError(field, shown, f"write a URL: {', '.join(_STORE_URLS)}")
     return Secret(text)
 
 
@@ -163,8 +169,8 @@ class Config:
             _store,
             "URL",
             default_store,
-            "The store's URL: `sqlite:///abs/path.db`, `sqlite:rel.db`, `memory:`. With a password "
-            "in it, give it by environment or file, where other users cannot see it. Never shown.",
+            f"The store's URL: {', '.join(f'`{url}`' for url in _STORE_URLS)}. With a password in it, "
+            "give it by environment or file, where other users cannot see it. Never shown.",
             "`sqlite:` and `anarchon.db` in the user's state directory",
         ),
     ]

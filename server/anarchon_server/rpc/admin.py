@@ -34,6 +34,9 @@ from anarchon_server.rpc.sessions import Context, refuse
 
 PREVIEW_DEFAULT = 10
 
+BACKENDS_WITH_HISTORY = ("memory", "postgres", "redis:lease", "sqlite")
+"""Anarchon's own, by the names in their capabilities."""
+
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
@@ -250,7 +253,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def _needs_history(self) -> None:
         if not self._store.capabilities.history:
             backend = self._store.capabilities.backend
-            raise UnsupportedError("history of the namespace", backend, ("memory", "sqlite"))
+            raise UnsupportedError("history of the namespace", backend, BACKENDS_WITH_HISTORY)
 
 
 # ── Slots ───────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,8 +12,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
 from anarchon_server.core.model import JobView, RunView
-from anarchon_server.core.store import Capabilities, Reply, RunQuery
+from anarchon_server.core.store import Capabilities, OpenOptions, Reply, RunQuery
+from anarchon_server.opening import known_schemes, open_store
 from anarchon_server.rpc import admin as rpc_admin
+from anarchon_server.testing import VirtualClock
 from tests.unit.server.sidecars import Sidecar, error_of, every, subscribe_request, trailer
 
 
@@ -229,6 +232,26 @@ async def test_a_backend_without_history_says_so(
     error = await error_of(sidecar.admin.ListRuns(admin_pb2.ListRunsRequest()))
     assert trailer(error) == "UNSUPPORTED"
     assert "rabbitmq" in error.details()
+    assert error.details().endswith("backends that can: memory, postgres, redis:lease, sqlite")
+
+
+def test_every_backend_of_anarchon_that_keeps_history_is_named_where_one_does_not(
+    tmp_path: Path,
+) -> None:
+    places = {
+        "memory": "memory:",
+        "sqlite": f"sqlite://{tmp_path}/a.db",
+        "redis": "redis://localhost/0",
+        "rediss": "rediss://localhost/0",
+        "valkey": "valkey://localhost/0",
+        "valkeys": "valkeys://localhost/0",
+        "postgres": "postgres://localhost/a",
+        "postgresql": "postgresql://localhost/a",
+    }
+    options = OpenOptions("default", VirtualClock(0))
+    able = [open_store(places[scheme], options).capabilities for scheme in known_schemes()]
+    with_history = {each.backend for each in able if each.history}
+    assert with_history == set(rpc_admin.BACKENDS_WITH_HISTORY)
 
 
 # ── Instances ───────────────────────────────────────────────────────────────────────────────────
