@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from anarchon_server import cli
 from anarchon_server.app import REFUSED
+from anarchon_server.config import Config
 
 WAIT_S = 20
 
@@ -204,6 +205,21 @@ def test_a_password_on_the_command_line_is_warned_of(
     err = capsys.readouterr().err
     assert "give it as ANARCHON_STORE" in err
     assert "hunter2" not in err
+
+
+def test_what_the_environment_says_of_the_store_is_read_and_taken_out_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def run(read: Config) -> int:
+        seen.append((read.store.reveal(), "ANARCHON_STORE" in os.environ))
+        return 0
+
+    monkeypatch.setattr("anarchon_server.app.run", run)
+    monkeypatch.setenv("ANARCHON_STORE", "redis://u:hunter2@h")
+    assert cli.main(["serve"]) == 0
+    assert seen == [("redis://u:hunter2@h", False)]
 
 
 def test_a_refusal_is_one_line_and_exit_status_2_also_of_the_process(serve: Serve) -> None:
