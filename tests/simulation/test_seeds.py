@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,12 @@ ROOT = Path(__file__).parents[2]
 def test_i1_to_i8_no_seed_breaks_a_promise() -> None:
     """In processes of their own: that uses every core, and no tracer of this one slows them down."""
     share = -(-SEEDS // PROCESSES)
-    processes = [_simulation(first, min(share, FIRST + SEEDS - first)) for first in _firsts(share)]
-    outputs = [process.communicate()[0] for process in processes]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(_simulation(first, min(share, FIRST + SEEDS - first)))
+            for first in _firsts(share)
+        ]
+        outputs = [process.communicate()[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(outputs)
 
 
@@ -36,7 +42,9 @@ def _firsts(share: int) -> range:
     return range(FIRST, FIRST + SEEDS, share)
 
 
-def _simulation(first: int, count: int) -> subprocess.Popen[str]:
+@contextmanager
+def _simulation(first: int, count: int) -> Iterator[subprocess.Popen[str]]:
+    """A process with a share of the seeds; it ends with the test, however that ends."""
     command = [
         sys.executable,
         "-m",
@@ -47,7 +55,11 @@ def _simulation(first: int, count: int) -> subprocess.Popen[str]:
         str(count),
     ]
     out, err = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_seed_replays_exactly() -> None:
