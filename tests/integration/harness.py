@@ -23,6 +23,7 @@ from anarchon.v1 import run_pb2
 
 APPLICATION = Path(__file__).with_name("application.py")
 WAIT_S = 30.0
+ASK_AGAIN_S = 0.1
 Event = dict[str, Any]
 
 
@@ -159,17 +160,23 @@ class Cluster:
     async def run_when(
         self, via: Instance, job: str, slot: int, wanted: Callable[[run_pb2.Run], bool]
     ) -> run_pb2.Run:
-        """The run, once it is as wanted; asked for again after every answer."""
+        """The run, once it is as wanted; asked for ten times a second."""
         run: run_pb2.Run | None = None
         try:
             async with asyncio.timeout(WAIT_S):
-                while run is None or not wanted(run):
-                    with contextlib.suppress(SidecarUnavailableError):  # it is just starting
-                        runs = await self.runs(via, job)
-                        run = next((r for r in runs if r.slot == slot), None)
+                # Nothing here is told when another process writes.
+                while (run := await self._run(via, job, slot)) is None or not wanted(run):  # noqa: ASYNC110
+                    await asyncio.sleep(ASK_AGAIN_S)
         except TimeoutError:
             raise AssertionError(f"the run stayed as it is:\n{run}\n{self.report()}") from None
         return run
+
+    async def _run(self, via: Instance, job: str, slot: int) -> run_pb2.Run | None:
+        try:
+            runs = await self.runs(via, job)
+        except SidecarUnavailableError:  # it is just starting
+            return None
+        return next((run for run in runs if run.slot == slot), None)
 
     def let_go(self) -> None:
         """Lets the `working` and `stubborn` handlers end."""
