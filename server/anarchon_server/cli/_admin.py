@@ -125,12 +125,20 @@ def _field(message: Message, field: Any) -> Any:
 
 def _value(field: Any, value: Any) -> Any:
     if isinstance(value, (Timestamp, Duration)):
-        return value.ToJsonString()
+        return _time_value(value)
     if isinstance(value, Message):
         return plain(value)
     if field.enum_type is not None:
         return word(field, value)
     return value
+
+
+def _time_value(value: Timestamp | Duration) -> str:
+    try:
+        return value.ToJsonString()
+    except (ValueError, OverflowError):
+        # A sidecar of another version sent, or a store kept, what has no text form.
+        return f"{value.seconds}s{value.nanos:+d}ns"
 
 
 def word(field: Any, value: int) -> str | int | None:
@@ -217,5 +225,8 @@ def shown_duration(message: Message, start: str, end: str) -> str:
 
 
 def _iso(seconds: float) -> str:
-    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    try:
+        text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds}s since 1970"  # no calendar has it
     return text.replace(".000", "").replace("+00:00", "Z")

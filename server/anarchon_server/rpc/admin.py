@@ -12,6 +12,7 @@ import base64
 import binascii
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
+from itertools import islice
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -27,12 +28,16 @@ from anarchon_server.core.errors import (
 )
 from anarchon_server.core.policy import read_schedule
 from anarchon_server.core.slots import Every, Schedule
+from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import RunQuery
 from anarchon_server.loop import Loop
 from anarchon_server.rpc import conversion as wire
 from anarchon_server.rpc.sessions import Context, refuse
 
 PREVIEW_DEFAULT = 10
+
+_SLOT_MOST = 2**53 - 1
+"""Beyond it a store could not compare slots exactly, and there are none."""
 
 BACKENDS_WITH_HISTORY = ("memory", "postgres", "redis:lease", "sqlite")
 """Anarchon's own, by the names in their capabilities."""
@@ -101,7 +106,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 self._loop.check_spec(spec)
             case _:
                 raise InvalidError("of", "unset", "set job or spec")
-        after = wire.timestamp_to_ms(request.after_time) if request.HasField("after_time") else now
+        after = now
+        if request.HasField("after_time"):
+            after = wire.timestamp_to_ms("after_time", request.after_time)
         slots = [] if spec.schedule is None else _slots_after(read_schedule(spec), after, count)
         return admin_pb2.PreviewSlotsResponse(slots=slots)
 
@@ -149,8 +156,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             job=request.job,
             states=frozenset(_state_in(f"states[{n}]", s) for n, s in enumerate(request.states)),
             instance_id=request.instance_id,
-            from_slot=request.from_slot or None,
-            until_slot=request.until_slot or None,
+            from_slot=_slot_in("from_slot", request.from_slot) or None,
+            until_slot=_slot_in("until_slot", request.until_slot) or None,
             after=(_slot_read(after[0]), after[1]) if after else None,
             limit=size + 1,
         )
@@ -165,7 +172,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._needs_history()
         if not request.job:
             raise InvalidError("job", request.job, "name the run's job")
-        query = RunQuery(job=request.job, slot=request.slot, limit=1, traces=True)
+        slot = _slot_in("slot", request.slot)
+        query = RunQuery(job=request.job, slot=slot, limit=1, traces=True)
         reply = await self._loop.read(lambda: self._store.runs(query))
         if not reply.answers:
             raise NotFoundError("run", f"{request.job} {request.slot}")
@@ -260,12 +268,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _slots_after(schedule: Schedule, after: int, count: int) -> list[int]:
-    slots: list[int] = []
-    following = schedule.next_after(after)
-    while following is not None and len(slots) < count:
-        slots.append(following)
-        following = schedule.next_after(following)
-    return slots
+    """Return the first slots after a moment, of those from 1970 to the end of 2199."""
+    return list(islice(schedule.between(max(after, -1), HORIZON_S * 1_000 - 1), count))
+
+
+def _slot_in(field: str, slot: int) -> int:
+    if abs(slot) > _SLOT_MOST:
+        raise InvalidError(field, slot, f"milliseconds since 1970, at most {_SLOT_MOST}")
+    return slot
 
 
 def _described(schedule: Schedule) -> str:
@@ -312,8 +322,8 @@ def _page_read(token: str, parts: int) -> tuple[str, ...] | None:
 
 def _slot_read(text: str) -> int:
     try:
-        return int(text)
-    except ValueError:
+        return _slot_in("page_token", int(text))
+    except (ValueError, InvalidError):
         raise _bad_page_token(text) from None
 
 

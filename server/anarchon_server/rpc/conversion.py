@@ -22,14 +22,20 @@ E = TypeVar("E", bound=StrEnum)
 
 _SHOWN_NAME = 80
 
+# The bounds that the protocol's own types have: 10,000 years either way, the years 1 to 9999.
+_DURATION_MAX_S = 315_576_000_000
+_TIMESTAMP_MIN_S, _TIMESTAMP_MAX_S = -62_135_596_800, 253_402_300_799
+_NANOS = 1_000_000_000
+
 
 # ── Small parts ─────────────────────────────────────────────────────────────────────────────────
 
 
 def duration(value_ms: int) -> Duration:
-    """Return the wire's form of milliseconds."""
-    seconds, rest_ms = divmod(value_ms, 1_000)
-    return Duration(seconds=seconds, nanos=rest_ms * 1_000_000)
+    """Return the wire's form of milliseconds: its two parts have the same sign."""
+    sign = -1 if value_ms < 0 else 1
+    seconds, rest_ms = divmod(abs(value_ms), 1_000)
+    return Duration(seconds=sign * seconds, nanos=sign * rest_ms * 1_000_000)
 
 
 def timestamp(at_ms: int) -> Timestamp:
@@ -38,21 +44,43 @@ def timestamp(at_ms: int) -> Timestamp:
     return Timestamp(seconds=seconds, nanos=rest_ms * 1_000_000)
 
 
-def timestamp_to_ms(value: Timestamp) -> int:
-    """Return milliseconds since the epoch, rounded down."""
+def timestamp_to_ms(field: str, value: Timestamp) -> int:
+    """Return milliseconds since the epoch, rounded down. Raises `InvalidError`."""
+    in_range = _TIMESTAMP_MIN_S <= value.seconds <= _TIMESTAMP_MAX_S
+    if not in_range or not 0 <= value.nanos < _NANOS:
+        raise InvalidError(field, _parts(value), "a time in the years 1 to 9999")
     return value.seconds * 1_000 + value.nanos // 1_000_000
 
 
-def rounded_ms(value: Duration) -> int:
-    """Return the whole milliseconds of a duration that was measured; parts of one are dropped."""
-    return value.seconds * 1_000 + value.nanos // 1_000_000
+def measured_ms(value: Duration) -> int:
+    """Return the whole milliseconds of a duration that an application reports.
+
+    It is cut to 0 to 10,000 years: a result is recorded whatever stands beside it, and no store
+    and no reader of history is given a number that it cannot hold.
+    """
+    value_ms = value.seconds * 1_000 + value.nanos // 1_000_000
+    return min(max(0, value_ms), _DURATION_MAX_S * 1_000)
 
 
 def exact_ms(field: str, value: Duration) -> int:
-    """Return the milliseconds of a duration that somebody set: it must be whole ones."""
+    """Return the milliseconds of a duration that somebody set.
+
+    Raises `InvalidError` where it is not whole ones, or is no duration by the protocol: longer than
+    10,000 years, with parts of different signs, or with a second or more of nanoseconds.
+    """
+    if abs(value.seconds) > _DURATION_MAX_S:
+        raise InvalidError(field, _parts(value), "at most 10,000 years")
+    if abs(value.nanos) >= _NANOS or value.seconds * value.nanos < 0:
+        expected = "nanos has the sign of seconds, and is less than a second"
+        raise InvalidError(field, _parts(value), expected)
     if value.nanos % 1_000_000:
         raise InvalidError(field, value.ToJsonString(), "use whole milliseconds")
     return value.seconds * 1_000 + value.nanos // 1_000_000
+
+
+def _parts(value: Duration | Timestamp) -> str:
+    """Show a value that may have no text form."""
+    return f"seconds {value.seconds}, nanos {value.nanos}"
 
 
 def enum_in(field: str, value: int, wire: Any, prefix: str, kind: type[E]) -> E | None:
@@ -268,7 +296,7 @@ def results_in(request: session_pb2.CompleteRequest) -> tuple[tuple[str, model.O
 
 
 def _outcome_in(path: str, outcome: run_pb2.Outcome) -> model.Outcome:
-    elapsed_ms = max(0, rounded_ms(outcome.elapsed))
+    elapsed_ms = measured_ms(outcome.elapsed)
     match outcome.WhichOneof("result"):
         case "success":
             result = cut_start(outcome.success.result, limits.RESULT_MAX_BYTES)
@@ -297,7 +325,7 @@ def _failure_in(failure: run_pb2.Failure) -> model.Failure:
         message=cut_start(failure.message, limits.MESSAGE_MAX_BYTES),
         stack_trace=cut_end(failure.stack_trace, limits.TRACE_MAX_BYTES),
         permanent=failure.permanent,
-        retry_after_ms=None if retry_after is None else max(0, rounded_ms(retry_after)),
+        retry_after_ms=None if retry_after is None else measured_ms(retry_after),
     )
 
 

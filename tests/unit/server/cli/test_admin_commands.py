@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from anarchon.v1 import admin_pb2, run_pb2, session_pb2
 from anarchon_server import cli
@@ -328,6 +329,17 @@ def _write(file: Path, text: str) -> None:
 
 
 # ── Showing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_times_and_durations_that_no_text_form_has_are_shown_all_the_same() -> None:
+    attempt = run_pb2.Attempt(claim_time=Timestamp(seconds=2**62))
+    attempt.failure.retry_after.seconds = 2**62
+    attempt.failure.retry_after.nanos = -5
+    shown = _admin.plain(attempt)
+    assert shown["claim_time"] == "4611686018427387904s+0ns"
+    assert shown["failure"]["retry_after"] == "4611686018427387904s-5ns"
+    assert _admin.shown_time(attempt, "claim_time").endswith("s since 1970")
+    assert _admin.shown_slot(-(2**63)).endswith("s since 1970")
 
 
 def test_a_word_that_is_not_known_is_shown_as_its_number() -> None:

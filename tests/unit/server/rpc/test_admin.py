@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
@@ -119,6 +120,18 @@ async def test_slots_of_any_definition_are_previewed(sidecar: Sidecar) -> None:
     assert answer.slots == [1_791_633_610_000, 1_791_633_620_000]
 
 
+async def test_s9_previewed_slots_are_of_1970_to_2199(sidecar: Sidecar) -> None:
+    async def slots_after(seconds: int) -> Any:
+        request = admin_pb2.PreviewSlotsRequest(
+            spec=every("x", 10_000), after_time=Timestamp(seconds=seconds), count=2
+        )
+        return (await sidecar.admin.PreviewSlots(request)).slots
+
+    assert await slots_after(-62_135_596_800) == [0, 10_000]
+    assert await slots_after(7_258_118_400 - 11) == [7_258_118_390_000]
+    assert await slots_after(253_402_300_799) == []
+
+
 async def test_slots_of_a_registered_job_are_previewed(sidecar: Sidecar) -> None:
     await subscribe(sidecar, every("sync", 10_000))
     answer = await sidecar.admin.PreviewSlots(admin_pb2.PreviewSlotsRequest(job="sync"))
@@ -138,6 +151,20 @@ async def test_slots_of_a_registered_job_are_previewed(sidecar: Sidecar) -> None
                 spec=job_pb2.JobSpec(name="x", cron=job_pb2.CronSchedule(expression="0 0 30 2 *"))
             ),
             "expression",
+        ),
+        (
+            admin_pb2.PreviewSlotsRequest(spec=every("x"), after_time=Timestamp(seconds=2**62)),
+            "after_time is 'seconds 4611686018427387904, nanos 0': a time in the years 1 to 9999",
+        ),
+        (
+            admin_pb2.PreviewSlotsRequest(spec=every("x"), after_time=Timestamp(seconds=-(2**62))),
+            "a time in the years 1 to 9999",
+        ),
+        (
+            admin_pb2.PreviewSlotsRequest(
+                spec=job_pb2.JobSpec(name="x", jitter=Duration(seconds=1, nanos=-1))
+            ),
+            "jitter is ",
         ),
     ],
 )
@@ -208,7 +235,13 @@ async def test_a_page_also_ends_at_two_mebibytes() -> None:
         (admin_pb2.ListRunsRequest(page_token="???"), "next_page_token of the page before"),
         (admin_pb2.ListRunsRequest(page_token="YQ=="), "next_page_token of the page before"),
         (admin_pb2.ListRunsRequest(page_token="YQpi"), "next_page_token of the page before"),
+        (
+            admin_pb2.ListRunsRequest(page_token=rpc_admin._page_token("1" * 30, "a")),
+            "next_page_token of the page before",
+        ),
         (admin_pb2.ListRunsRequest(states=[run_pb2.RUN_STATE_UNSPECIFIED]), "name a state"),
+        (admin_pb2.ListRunsRequest(from_slot=2**63 - 1), "from_slot is 9223372036854775807: mill"),
+        (admin_pb2.ListRunsRequest(until_slot=-(2**63)), "until_slot is -9223372036854775808: m"),
     ],
 )
 async def test_a_bad_list_request_is_refused(sidecar: Sidecar, request_: Any, right: str) -> None:
@@ -220,6 +253,8 @@ async def test_a_bad_list_request_is_refused(sidecar: Sidecar, request_: Any, ri
 async def test_an_unknown_run_is_not_found(sidecar: Sidecar) -> None:
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=1)))
     assert trailer(error) == "RUN_NOT_FOUND"
+    error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=2**62)))
+    assert "milliseconds since 1970" in error.details()
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest()))
     assert "name the run's job" in error.details()
 

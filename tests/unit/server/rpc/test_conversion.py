@@ -197,10 +197,44 @@ def test_the_core_and_the_wire_have_the_same_words(
 
 @pytest.mark.parametrize("value_ms", [0, 1, 999, 1_000, 1_791_633_610_123, -1, -1_500])
 def test_times_and_durations_are_exact(value_ms: int) -> None:
-    assert wire.timestamp_to_ms(wire.timestamp(value_ms)) == value_ms
-    assert wire.rounded_ms(wire.duration(abs(value_ms))) == abs(value_ms)
+    assert wire.timestamp_to_ms("field", wire.timestamp(value_ms)) == value_ms
+    assert wire.measured_ms(wire.duration(abs(value_ms))) == abs(value_ms)
+    assert wire.exact_ms("field", wire.duration(value_ms)) == value_ms
     assert wire.timestamp(value_ms).ToMilliseconds() == value_ms
     assert wire.duration(value_ms).ToMilliseconds() == value_ms
+    assert wire.duration(value_ms).ToJsonString(), "it has a text form"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "right"),
+    [
+        (2**62, 0, "at most 10,000 years"),
+        (-(2**62), 0, "at most 10,000 years"),
+        (315_576_000_001, 1, "at most 10,000 years"),
+        (1, -1, "the sign of seconds"),
+        (-1, 1_000_000, "the sign of seconds"),
+        (1, 2_000_000_000, "less than a second"),
+        (1, 1, "use whole milliseconds"),
+    ],
+)
+def test_what_is_no_duration_is_refused_by_its_field(seconds: int, nanos: int, right: str) -> None:
+    job = job_pb2.JobSpec(name="a", timeout=Duration(seconds=seconds, nanos=nanos))
+    ((_, problem),) = problems(job)
+    assert problem.startswith("timeout is ")
+    assert right in problem
+
+
+@pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-(2**62), 0), (0, -1), (0, 2**31 - 1)])
+def test_whatever_stands_beside_a_result_it_is_kept_and_can_be_shown(
+    seconds: int, nanos: int
+) -> None:
+    bad = Duration(seconds=seconds, nanos=nanos)
+    outcome = report(failure=run_pb2.Failure(type="E", retry_after=bad), elapsed=bad)
+    assert outcome.failure is not None
+    for kept_ms in (outcome.elapsed_ms, outcome.failure.retry_after_ms):
+        assert kept_ms is not None
+        assert 0 <= kept_ms <= 315_576_000_000_000
+        assert wire.duration(kept_ms).ToJsonString()
 
 
 def test_a_run_shows_its_lease_only_while_it_is_not_final() -> None:
