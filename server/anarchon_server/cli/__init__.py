@@ -5,15 +5,18 @@ there, and says what to install, where only the client is.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
+FAILED = 1
 USAGE_ERROR = 2
 
 _COMMANDS = {
@@ -41,6 +44,9 @@ _MEANT = {
 }
 """What other programs call a flag -> what it is called here, in the subcommands that have it."""
 
+_NOT_WRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
+"""What is the matter with standard output, not with us: a full disk, mostly."""
+
 _OURS = ("anarchon_server", "anarchon_backends", "anarchon")
 
 
@@ -48,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     # Standard error is for our lines: gRPC's C core otherwise tells of every connection that ends.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The builtin `next` is hidden here once the subcommand of that name is imported.
     command = ([a for a in arguments if not a.startswith("-")] or [""])[0]
@@ -61,11 +68,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has had enough, as in `anarchon runs | head`. What is left goes nowhere.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        # The reader has had enough, as in `anarchon runs | head`.
+        _drop_what_is_left()
         return 0
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN or error.filename is not None:
+            raise
+        _drop_what_is_left()
+        print(f"anarchon {command}: cannot write its output: {error.strerror}", file=sys.stderr)
+        return FAILED
+
+
+def _open_closed_streams() -> None:
+    """Let what goes to a closed standard stream (`>&-`) go nowhere.
+
+    Its number would otherwise be given to the next file or socket, which would be printed into.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - stays open
+            setattr(sys, name, stream)
+
+
+def _drop_what_is_left() -> None:
+    """Let what standard output still holds go nowhere, where Python would fail to write it again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _run(command: str, arguments: list[str]) -> int:

@@ -125,6 +125,22 @@ def test_readiness_is_said_once_and_probes_show_it(serve: Serve) -> None:
     assert sum(" ready" in line for line in sidecar.lines) == 1
 
 
+def test_a_sidecar_without_a_standard_output_serves_and_stops() -> None:
+    line = (
+        f"exec {sys.executable} -m anarchon_server serve --store memory: --listen 127.0.0.1:0 >&-"
+    )
+    with subprocess.Popen(["sh", "-c", line], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = ""
+        for said in process.stderr:
+            if " ready" in said:
+                break
+        assert " ready" in said
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+    assert (process.returncode, "Traceback" in rest) == (0, False)
+
+
 def test_logs_can_be_json(serve: Serve) -> None:
     sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--log-format", "json")
     line = json.loads(sidecar.line_with("serving"))

@@ -147,6 +147,40 @@ def test_output_that_nobody_reads_any_more_is_no_error(arguments: list[str]) -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def in_shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in which $ANARCHON stands for ours."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        ["sh", "-c", command],
+        capture_output=True,
+        env={**inherited, "ANARCHON": f"{sys.executable} -m anarchon_server"},
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", ["next 10s", "next 10s --json", "--version"])
+def test_where_there_is_no_standard_output_what_is_written_goes_nowhere(arguments: str) -> None:
+    done = in_shell(f"$ANARCHON {arguments} >&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_where_there_is_no_standard_error_an_error_is_not_taken_for_output() -> None:
+    done = in_shell("$ANARCHON next nonsense 2>&-")
+    assert (done.returncode, done.stdout) == (USAGE_ERROR, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full")
+@pytest.mark.parametrize(
+    "arguments", ["next 10s", "next 10s -n 10000", "next 10s --json", "next --help"]
+)
+def test_output_that_cannot_be_written_is_one_line(arguments: str) -> None:
+    done = in_shell(f"$ANARCHON {arguments} >/dev/full")
+    said = "anarchon next: cannot write its output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (cli.FAILED, said)
+
+
 def test_the_command_line_imports_only_the_standard_library_until_a_command_is_chosen() -> None:
     code = (
         "import sys, anarchon_server.cli as c\n"
