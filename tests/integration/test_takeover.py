@@ -80,11 +80,12 @@ async def test_i1_every_slot_has_one_winner_among_three_instances(cluster: Clust
     for job in ("first", "second"):
         # A busy machine can make a run of 200 ms overlap the next: then the slot is Skipped.
         runs = await cluster.runs(cluster.instances["one"], job)
-        slots = sorted(r.slot for r in runs)
+        newest = max(r.slot for r in runs)
+        slots = sorted(r.slot for r in runs if r.slot <= newest - 1_000)  # later ones may wait yet
         assert slots == list(range(slots[0], slots[-1] + 1, 200)), "I6: none is lost"
         assert {r.reason for r in runs if r.state == run_pb2.RUN_STATE_SKIPPED} <= {"overlap"}
         ran = {e["slot"] for e in starts if e["job"] == job}
-        assert ran <= set(slots)
+        assert ran <= {r.slot for r in runs}
 
 
 async def test_s19_both_killed_a_backup_takes_over_when_the_lease_ends(cluster: Cluster) -> None:
@@ -189,7 +190,7 @@ async def test_s25_frozen_application_loses_its_run_and_learns_it_on_waking(
 
 async def test_s04_frozen_sidecar_finds_its_run_taken_and_fences_nobody(cluster: Cluster) -> None:
     runner, other, start = await _two_at_work(cluster)
-    runner.sidecar.signal(signal.SIGSTOP)
+    await runner.freeze_sidecar()
     second = await _taken_over(cluster, start, other)
     runner.sidecar.signal(signal.SIGCONT)
     await cluster.wait_for(lambda e: e["what"] == "end" and e["token"] == start["token"])
