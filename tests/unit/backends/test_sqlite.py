@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import os
 import resource
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -686,6 +687,27 @@ async def test_a_process_killed_in_the_midst_of_a_transaction_leaves_no_trace(
     lines = await asyncio.to_thread(lines_of, process, 1)
     assert lines == ["written"]
     assert await node.history() == []
+    cluster.advance_to(SLOT)
+    await node.register()
+    assert (await node.claim(SLOT)).outcome == "won"
+
+
+async def test_a_process_frozen_in_the_midst_of_a_transaction_keeps_all_out_until_it_is_killed(
+    cluster: Cluster,
+) -> None:
+    """What SQLite's locks cannot prevent (docs/stores/sqlite.md)."""
+    node = await cluster.node(op_timeout_ms=400)
+    code = f"{PRELUDE}{HANG_BEFORE_COMMIT}asyncio.run(main())"
+    process = await asyncio.to_thread(run_python, code, cluster.database.url)
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == "written\n"
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await node.register()
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.communicate, timeout=20)
     cluster.advance_to(SLOT)
     await node.register()
     assert (await node.claim(SLOT)).outcome == "won"
