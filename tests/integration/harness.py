@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,16 @@ class Process:
             await self._process.wait()
 
 
+def _is_locked(database: Path) -> bool:
+    """Whether a writer has kept the SQLite file for a second."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=1)) as db:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
 class Instance:
     """A sidecar and an application beside it."""
 
@@ -95,6 +106,15 @@ class Instance:
         argument = {"address": self.address, "jobs": jobs, "release": str(self._cluster.release)}
         await self.application.spawn(str(APPLICATION), json.dumps({**argument, **told}), piped=True)
         self._reader = asyncio.create_task(self._read())
+
+    async def freeze_sidecar(self) -> None:
+        """SIGSTOP between two transactions: in one, it would keep everybody from the file."""
+        database = self._cluster.folder / "store.db"
+        self.sidecar.signal(signal.SIGSTOP)
+        while await asyncio.to_thread(_is_locked, database):
+            self.sidecar.signal(signal.SIGCONT)
+            await asyncio.to_thread(_is_locked, database)  # until it has let go
+            self.sidecar.signal(signal.SIGSTOP)
 
     async def _read(self) -> None:
         stdout = self.application.child.stdout

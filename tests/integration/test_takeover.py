@@ -253,6 +253,7 @@ async def test_s20_no_slot_is_missed_when_one_of_two_is_killed(
     other = next(i for i in cluster.instances.values() if i is not gone)
     await cluster.wait_for(lambda e: e["what"] == "end" and e["who"] == other.name, count=15)
     runs = await cluster.runs(other, "quick")
-    slots = sorted(r.slot for r in runs)
+    newest = max(r.slot for r in runs)
+    slots = sorted(r.slot for r in runs if r.slot <= newest - 1_000)  # later ones may wait yet
     assert slots == list(range(slots[0], slots[-1] + 1, 500))
     assert not [r for r in runs if r.reason == "missed"]
