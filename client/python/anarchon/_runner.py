@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from anarchon._context import Clock, Context, Orders, SyncContext, Trust
@@ -39,7 +40,7 @@ class _Attempt:
     orders: Orders
     log: logging.LoggerAdapter[logging.Logger]
     started_at_ms: int
-    task: asyncio.Task[object] | None = None
+    task: asyncio.Task[str] | None = None
     # Which cancellations have reached the task: the polite one, the one that ends trust.
     delivered: set[bool] = field(default_factory=set)
 
@@ -132,11 +133,11 @@ class Runner:
             reason = run_pb2.CANCEL_REASON_LEASE_LOST
             self.cancel(token, reason, "the client has stopped", trusted=False)
 
-    def _task_ended(self, token: str, task: asyncio.Task[object]) -> None:
+    def _task_ended(self, token: str, task: asyncio.Task[str]) -> None:
         attempt = self._attempts[token]
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            outcome = _outcome_of_value(task.result())
+            outcome = _outcome_of_result(task.result())
         else:
             outcome = _outcome_of_error(error, attempt.orders)
         self._ended(token, outcome)
@@ -147,7 +148,7 @@ class Runner:
     ) -> None:
         attempt, error = self._attempts[token], None
         try:
-            outcome = _outcome_of_value(run_in.run(_call, job, context))
+            outcome = _outcome_of_result(run_in.run(_call, job, context))
         except BaseException as raised:  # noqa: BLE001 - a handler's error is its result
             error = raised
             outcome = _outcome_of_error(error, attempt.orders)
@@ -182,28 +183,36 @@ def _tell(attempt: _Attempt, outcome: run_pb2.Outcome, error: BaseException | No
     """Log how an attempt ended that has not succeeded: the application's people look there first."""
     orders = attempt.orders
     if outcome.HasField("failure"):
-        attempt.log.error("failed", exc_info=error)
+        try:
+            attempt.log.error("failed", exc_info=error)
+        except SystemExit:
+            # By the error's own code, which ran when its trace was to be written. As in `_called`.
+            failure = outcome.failure
+            attempt.log.error("failed: %s: %s", failure.type, failure.message)
     elif outcome.HasField("stopped"):
         level = logging.INFO if orders.reason in _STOPPED_AS_ASKED else logging.WARNING
         why = f"{orders.reason}: {orders.message}" if orders.message else orders.reason
         attempt.log.log(level, "stopped (%s)", why)
 
 
-async def _called(job: Job, context: Context) -> object:
+async def _called(job: Job, context: Context) -> str:
     handler = cast("Callable[..., Awaitable[object]]", job.handler)
     try:
-        return await (handler(context) if job.takes_context else handler())
+        # The value becomes text here, because that may run the handler's own code: where it raises,
+        # the handler has failed.
+        return _text_of(await (handler(context) if job.takes_context else handler()))
     except SystemExit as error:
+        code = _safely(partial(repr, error.code), "...")
         # Let through, it would end the loop, and with it every other handler.
-        raise RuntimeError(f"the handler called sys.exit({error.code!r})") from error
+        raise RuntimeError(f"the handler called sys.exit({code})") from error
 
 
-def _call(job: Job, context: SyncContext) -> object:
+def _call(job: Job, context: SyncContext) -> str:
     value = job.handler(context) if job.takes_context else job.handler()
     if asyncio.iscoroutine(value):
         value.close()
         raise TypeError(f"job {job.name!r}: the handler gave a coroutine back: make it async def")
-    return value
+    return _text_of(value)
 
 
 class _Threads:
@@ -240,56 +249,100 @@ class _Threads:
 # ── Outcomes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _outcome_of_value(value: object) -> run_pb2.Outcome:
-    return run_pb2.Outcome(success=run_pb2.Success(result=_cut(_text_of(value), RESULT_MAX_BYTES)))
+def _outcome_of_result(text: str) -> run_pb2.Outcome:
+    return run_pb2.Outcome(success=run_pb2.Success(result=text))
 
 
 def _text_of(value: object) -> str:
-    """A text as it is, nothing as nothing, all else as JSON, or as Python shows it."""
+    """A text as it is, nothing as nothing, all else as JSON, or as Python shows it; cut.
+
+    Raises what the value's own code raises while JSON is made of it.
+    """
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        return _cut(value, RESULT_MAX_BYTES)
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        return _shown(value)
+        text = _shown(value)
+    return _cut(text, RESULT_MAX_BYTES)
 
 
 def _outcome_of_error(error: BaseException, orders: Orders) -> run_pb2.Outcome:
-    was_told = orders.reason is not None
-    if was_told and isinstance(error, Cancelled | asyncio.CancelledError):
+    """Never raises, whatever the error's own code does: the attempt would never end."""
+    if orders.reason is not None and issubclass(type(error), Cancelled | asyncio.CancelledError):
         return run_pb2.Outcome(stopped=run_pb2.Stopped(reason=orders.wire_reason))
+    try:
+        failure = _failure_of(error)
+    except BaseException as broken:  # noqa: BLE001 - as above
+        why = f"{_name_of(type(broken))}: {_shown(broken)}"
+        failure = run_pb2.Failure(
+            type=_name_of(type(error)),
+            message=_cut(f"its error cannot be read: {why}", MESSAGE_MAX_BYTES),
+            stack_trace=_trace_of(error),
+        )
+    return run_pb2.Outcome(failure=failure)
+
+
+def _failure_of(error: BaseException) -> run_pb2.Failure:
     # What a handler wants said of a failure it may wrap around the error itself.
     cause = error.__cause__ if isinstance(error, Retry | Permanent) else None
-    named = type(cause or error)
-    module = "" if named.__module__ == "builtins" else f"{named.__module__}."
+    message = _shown(error)
+    if cause is not None and not message:
+        message = _shown(cause)
     failure = run_pb2.Failure(
-        type=f"{module}{named.__qualname__}",
-        message=_cut(_shown(error) or _shown(cause or ""), MESSAGE_MAX_BYTES),
-        stack_trace=_cut_start("".join(traceback.format_exception(error)), TRACE_MAX_BYTES),
+        type=_name_of(type(error if cause is None else cause)),
+        message=_cut(message, MESSAGE_MAX_BYTES),
+        stack_trace=_trace_of(error),
         permanent=isinstance(error, Permanent),
     )
     if isinstance(error, Retry) and error.after is not None:
         failure.retry_after.CopyFrom(to_wire(error.after))
-    return run_pb2.Outcome(failure=failure)
+    return failure
+
+
+def _name_of(kind: type) -> str:
+    def qualified() -> str:
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return f"{module}{kind.__qualname__}"
+
+    return _cut(_safely(qualified, "<a type without a name>"), MESSAGE_MAX_BYTES)
+
+
+def _trace_of(error: BaseException) -> str:
+    trace = _safely(lambda: "".join(traceback.format_exception(error)), "<cannot be shown>")
+    return _cut_start(trace, TRACE_MAX_BYTES)
 
 
 def _shown(value: object) -> str:
+    instead = _safely(
+        lambda: f"<{type(value).__qualname__} that cannot be shown>", "<cannot be shown>"
+    )
+    # Joined, because what str() gives may be of a subclass, with methods of its own.
+    return _safely(lambda: "".join([str(value)]), instead)
+
+
+def _safely(show: Callable[[], str], instead: str) -> str:
+    """What `show` gives, which runs a stranger's code; `instead` where that raises anything.
+
+    For what only people read. `SystemExit` must not get through either: it would end the loop.
+    """
     try:
-        return str(value)
-    except Exception:  # noqa: BLE001 - it is a stranger's code, and only for people to read
-        return f"<{type(value).__qualname__} that cannot be shown>"
+        return show()
+    except BaseException:  # noqa: BLE001 - as above
+        return instead
 
 
 def _cut(text: str, max_bytes: int) -> str:
     """The beginning of a text, as Unicode that can be sent."""
-    return text.encode("utf-8", "backslashreplace")[:max_bytes].decode("utf-8", "ignore")
+    # str.encode, because a subclass may have an `encode` of its own.
+    return str.encode(text, "utf-8", "backslashreplace")[:max_bytes].decode("utf-8", "ignore")
 
 
 def _cut_start(text: str, max_bytes: int) -> str:
     """The end of a text, as Unicode that can be sent."""
-    return text.encode("utf-8", "backslashreplace")[-max_bytes:].decode("utf-8", "ignore")
+    return str.encode(text, "utf-8", "backslashreplace")[-max_bytes:].decode("utf-8", "ignore")
 
 
 # ── Trust that ends although the loop is blocked ────────────────────────────────────────────────

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import queue
 import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from typing import NoReturn
 
 import pytest
 
@@ -43,6 +45,11 @@ class Odd:
         raise ZeroDivisionError
 
 
+class Text(str):  # noqa: SLOT000
+    def encode(self, *_: object) -> bytes:
+        raise ZeroDivisionError
+
+
 CYCLE: list[object] = []
 CYCLE.append(CYCLE)
 
@@ -58,6 +65,7 @@ CYCLE.append(CYCLE)
         (CYCLE, "[[...]]"),
         (Odd(), "<Odd that cannot be shown>"),
         ("\udc80", "\\udc80"),
+        (Text("abc"), "abc"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -72,6 +80,62 @@ async def test_what_a_handler_returns_is_kept_as_text(
 
     assert (await outcome_of(sidecar, on_the_loop)).success.result == result
     assert (await outcome_of(sidecar, in_a_thread)).success.result == result
+
+
+class Exits:
+    def __repr__(self) -> str:
+        raise SystemExit(3)
+
+
+class Rows(dict[str, int]):
+    def items(self) -> NoReturn:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+class Lines(list[int]):
+    def __iter__(self) -> NoReturn:
+        raise KeyError("line 1")
+
+
+class ExitsAsItems(dict[str, int]):
+    def items(self) -> NoReturn:
+        sys.exit(3)
+
+
+async def both_outcomes_of(
+    sidecar: FakeSidecar, body: Callable[[], object]
+) -> tuple[run_pb2.Outcome, run_pb2.Outcome]:
+    """The outcomes of `body` on the loop and in a thread."""
+
+    async def on_the_loop() -> object:
+        return body()
+
+    return await outcome_of(sidecar, on_the_loop), await outcome_of(sidecar, body)
+
+
+@pytest.mark.parametrize(
+    ("value", "type_name", "message"),
+    [
+        (Rows(a=1), "RuntimeError", "dictionary changed size during iteration"),
+        (Lines([1]), "KeyError", "'line 1'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_value_that_cannot_be_made_text_of_fails_its_attempt_at_once(
+    sidecar: FakeSidecar, value: object, type_name: str, message: str
+) -> None:
+    for outcome in await both_outcomes_of(sidecar, lambda: value):
+        assert (outcome.failure.type, outcome.failure.message) == (type_name, message)
+
+
+async def test_a_value_that_exits_fails_its_attempt_and_takes_nobody_with_it(
+    sidecar: FakeSidecar,
+) -> None:
+    on_the_loop, in_a_thread = await both_outcomes_of(sidecar, lambda: ExitsAsItems(a=1))
+    assert on_the_loop.failure.message == "the handler called sys.exit(3)"
+    assert in_a_thread.failure.type == "SystemExit"
+    for outcome in await both_outcomes_of(sidecar, Exits):
+        assert outcome.success.result == "<Exits that cannot be shown>"
 
 
 async def test_s30_a_result_is_cut_at_16_kib_and_between_characters(sidecar: FakeSidecar) -> None:
@@ -146,6 +210,141 @@ async def test_a_handler_that_exits_fails_and_takes_nobody_with_it(sidecar: Fake
     assert failure.message == "the handler called sys.exit(3)"
     failure = (await outcome_of(sidecar, lambda: sys.exit(4))).failure
     assert failure.type == "SystemExit"
+
+
+class NoText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class ExitsAsText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class OwnText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        return Text("own")
+
+
+class EmptyError(OSError):
+    def __len__(self) -> int:
+        return 0
+
+
+class NoAfter(anarchon.Retry):
+    def __init__(self) -> None:
+        pass
+
+
+def error_of_a_type_named(qualname: str) -> Exception:
+    kind = type("Named", (Exception,), {"__module__": "builtins", "__qualname__": qualname})
+    error: Exception = kind("x")
+    return error
+
+
+def wrapped() -> Exception:
+    error = anarchon.Permanent()
+    error.__cause__ = EmptyError("no network")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("make_error", "type_name", "message"),
+    [
+        (NoText, "NoText", "<NoText that cannot be shown>"),
+        (ExitsAsText, "ExitsAsText", "<ExitsAsText that cannot be shown>"),
+        (OwnText, "OwnText", "own"),
+        (lambda: error_of_a_type_named("Bad\udc80"), "Bad\\udc80", "x"),
+        (lambda: error_of_a_type_named("N" * 5_000), "N" * 4_096, "x"),
+        (wrapped, "EmptyError", "no network"),
+        (
+            NoAfter,
+            "NoAfter",
+            "its error cannot be read: AttributeError: 'NoAfter' object has no attribute 'after'",
+        ),
+    ],
+    ids=["text", "exit", "own text", "name", "long name", "cause", "after"],
+)
+async def test_whatever_an_error_is_its_attempt_fails_at_once_and_takes_nobody_with_it(
+    sidecar: FakeSidecar, make_error: Callable[[], Exception], type_name: str, message: str
+) -> None:
+    def fail() -> NoReturn:
+        raise make_error()
+
+    for outcome in await both_outcomes_of(sidecar, fail):
+        assert outcome.failure.type.removeprefix(f"{__name__}.") == type_name
+        assert outcome.failure.message == message
+        assert "in fail" in outcome.failure.stack_trace
+
+
+class ExitingKind(type):
+    def __getattribute__(cls, name: str) -> object:
+        return sys.exit(3) if name == "__qualname__" else super().__getattribute__(name)
+
+
+class ExitsAsName(Exception, metaclass=ExitingKind):  # noqa: N818
+    pass
+
+
+class ExitsAsClass(Exception):  # noqa: N818
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise SystemExit(3)
+
+
+class Traces(logging.Handler):
+    """Writes records with their traces, as applications do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.put(self.format(record))
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
+    handler = Traces()
+    monkeypatch.setattr(logging.getLogger("anarchon.job"), "handlers", [handler])
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("make_error", "type_name", "message"),
+    [
+        (lambda: ExitsAsName("x"), "<a type without a name>", "x"),
+        (ExitsAsClass, f"{__name__}.ExitsAsClass", "its error cannot be read: SystemExit: 3"),
+    ],
+    ids=["name", "class"],
+)
+async def test_an_error_whose_trace_cannot_be_made_is_reported_and_logged_without(
+    sidecar: FakeSidecar,
+    traces: Traces,
+    make_error: Callable[[], Exception],
+    type_name: str,
+    message: str,
+) -> None:
+    def fail() -> NoReturn:
+        raise make_error()
+
+    for outcome in await both_outcomes_of(sidecar, fail):
+        assert (outcome.failure.type, outcome.failure.message) == (type_name, message)
+        assert outcome.failure.stack_trace == "<cannot be shown>"
+        # In a thread it is said after the report.
+        said = await asyncio.to_thread(traces.said.get, timeout=10)
+        assert said == f"job 1791633610000 attempt 1: failed: {type_name}: {message}"
+
+
+async def test_sys_exit_with_a_code_that_cannot_be_shown_is_a_failure(
+    sidecar: FakeSidecar,
+) -> None:
+    async def on_the_loop() -> None:
+        sys.exit(Exits())  # type: ignore[arg-type]
+
+    failure = (await outcome_of(sidecar, on_the_loop)).failure
+    assert failure.message == "the handler called sys.exit(...)"
 
 
 async def test_a_handler_that_cancels_itself_has_failed(sidecar: FakeSidecar) -> None:
