@@ -88,9 +88,9 @@ class SqliteStore:
     async def open(self) -> port.StoreReport:
         """Makes the file and its tables where they are missing, and checks what it stands on."""
         connection = await self._connect(self._file.open)
-        read = partial(self._transaction, self._identity, "BEGIN")
+        read = self._call(self._identity, "BEGIN")
         try:
-            self._store_id, self._freed_before = await connection.run(Call(read))
+            self._store_id, self._freed_before = await connection.run(read)
         except StoreUnavailable as error:
             await self.close()
             raise StoreRefused(str(error)) from error
@@ -112,7 +112,7 @@ class SqliteStore:
         """Carries out one transaction, a little within `op_timeout_ms`."""
         if not self._connections:
             raise StoreUnavailable(f"{self._file}: not open")
-        call = Call(partial(self._transaction, work, begin))
+        call = self._call(work, begin)
         try:
             async with asyncio.timeout(self._limit_ms / 1_000):
                 return await self._connections[0].run(call)
@@ -125,9 +125,17 @@ class SqliteStore:
             call.withdraw()
             raise
 
-    def _transaction(self, work: Callable[[Rows], _T], begin: str, db: sqlite3.Connection) -> _T:
+    def _call(self, work: Callable[[Rows], _T], begin: str) -> Call[_T]:
+        return Call(partial(self._transaction, work), partial(self._begin, begin))
+
+    def _begin(self, begin: str, db: sqlite3.Connection) -> None:
         try:
             db.execute(begin)
+        except sqlite3.DatabaseError as error:
+            raise StoreUnavailable(f"{self._file}: {error}") from error
+
+    def _transaction(self, work: Callable[[Rows], _T], db: sqlite3.Connection) -> _T:
+        try:
             self._file.check_in_place()
             rows = Rows(db, self._options)
             answer = work(rows)

@@ -54,14 +54,28 @@ class Connection(aiosqlite.Connection):
 
 
 class Call(Generic[_T]):
-    """Work for the connection's thread, which can be withdrawn for as long as it waits there."""
+    """Work for the connection's thread, which can be withdrawn for as long as it waits there.
 
-    def __init__(self, work: Callable[[sqlite3.Connection], _T]) -> None:
+    `begin` is what it waits with for the file's lock; it changes nothing yet.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[sqlite3.Connection], _T],
+        begin: Callable[[sqlite3.Connection], object] = lambda _: None,
+    ) -> None:
         self._work = work
+        self._begin = begin
         self._decided = threading.Lock()
 
     def __call__(self, db: sqlite3.Connection) -> _T | None:
-        return self._work(db) if self._decided.acquire(blocking=False) else None
+        if self._decided.locked():
+            return None
+        self._begin(db)
+        if not self._decided.acquire(blocking=False):
+            db.rollback()
+            return None
+        return self._work(db)
 
     def withdraw(self) -> bool:
         """Whether the work had not begun; then it never will."""

@@ -515,6 +515,26 @@ async def test_a_busy_file_is_unavailable_and_nothing_was_done(cluster: Cluster)
     assert (await node.claim(SLOT)).outcome == "won"
 
 
+async def test_s11_a_call_whose_time_ends_while_it_waits_for_a_locked_file_was_not_done(
+    cluster: Cluster,
+) -> None:
+    node = await cluster.node(op_timeout_ms=1_000)
+    await node.register()
+    cluster.advance_to(SLOT)
+    other = sqlite3.connect(cluster.database.url.removeprefix("sqlite://"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    first = asyncio.create_task(node.ask(node.wish(SLOT)))
+    second = asyncio.create_task(node.ask(node.wish(SLOT)))
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await first
+    with pytest.raises(StoreUnavailable, match="not begun within 875 ms"):
+        await second
+    other.execute("ROLLBACK")
+    other.close()
+    assert await node.history() == [], "nor is it done later"
+    assert (await node.claim(SLOT)).outcome == "won"
+
+
 async def test_a_closed_store_is_unavailable(cluster: Cluster) -> None:
     node = await cluster.node()
     await node.store.close()
