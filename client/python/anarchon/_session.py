@@ -947,7 +947,7 @@ class Session:
 
 
 _RECEIPTS_THAT_REFUSE: Mapping[session_pb2.ReceiptStatus, str] = {
-    session_pb2.RECEIPT_STATUS_FENCED: "another attempt has begun",
+    session_pb2.RECEIPT_STATUS_FENCED: "its attempt no longer held the lease",
     session_pb2.RECEIPT_STATUS_UNKNOWN_TOKEN: "the sidecar knows no such attempt",
     session_pb2.RECEIPT_STATUS_ALREADY_COMPLETED: "another outcome is in the store",
 }

@@ -482,20 +482,23 @@ def test_results_are_given_up_each_in_its_time_whatever_ended_first(
 
 
 @pytest.mark.parametrize(
-    "status",
+    ("status", "why"),
     [
-        session_pb2.RECEIPT_STATUS_FENCED,
-        session_pb2.RECEIPT_STATUS_UNKNOWN_TOKEN,
-        session_pb2.RECEIPT_STATUS_ALREADY_COMPLETED,
+        # Nobody else need have begun: it is also the answer where the store was out of reach.
+        (session_pb2.RECEIPT_STATUS_FENCED, "its attempt no longer held the lease"),
+        (session_pb2.RECEIPT_STATUS_UNKNOWN_TOKEN, "the sidecar knows no such attempt"),
+        (session_pb2.RECEIPT_STATUS_ALREADY_COMPLETED, "another outcome is in the store"),
     ],
 )
 def test_a_result_that_does_not_count_is_told_and_not_repeated(
-    harness: Harness, status: session_pb2.ReceiptStatus
+    harness: Harness, status: session_pb2.ReceiptStatus, why: str
 ) -> None:
     harness.assign("a")
     harness.end("a")
     harness.receive(harness.one(s.SendResults), status)
-    assert harness.one(s.Log).level == "warning"
+    said = harness.one(s.Log)
+    assert said.level == "warning"
+    assert said.message.endswith(f" did not count: {why}")
     assert harness.session.in_flight == []
 
 
