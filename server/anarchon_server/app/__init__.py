@@ -52,7 +52,7 @@ def version() -> str:
 
 def run(config: Config) -> int:
     """Run a sidecar until it is told to stop; return the exit status."""
-    logs.set_up(config.log_format, config.log_level, config.store.parts)
+    lines = logs.set_up(config.log_format, config.log_level, config.store.parts)
     try:
         if armed := os.environ.get(failpoints.ENVIRONMENT):
             failpoints.arm_from(armed)
@@ -61,6 +61,8 @@ def run(config: Config) -> int:
     except (AnarchonError, failpoints.UnknownActionError) as error:
         logs.refused(error)
         return REFUSED
+    finally:
+        lines.flush()
 
 
 async def _run(config: Config) -> int:

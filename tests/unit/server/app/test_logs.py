@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,8 +23,14 @@ def made(request: pytest.FixtureRequest) -> Iterator[Lines]:
     stream = io.StringIO()
     root, ours = logging.getLogger(), logging.getLogger("anarchon")
     before = root.handlers[:], root.level, ours.level
-    logs.set_up(request.param, "info", ("p4ssw0rd",), stream)
-    yield lambda: stream.getvalue().splitlines()
+    handler = logs.set_up(request.param, "info", ("p4ssw0rd",), stream)
+
+    def lines() -> list[str]:
+        handler.flush()
+        return stream.getvalue().splitlines()
+
+    yield lines
+    handler.close()
     root.handlers, level, own_level = before
     root.setLevel(level)
     ours.setLevel(own_level)
@@ -117,3 +124,53 @@ def test_what_is_below_the_level_is_not_written(made: Lines) -> None:
     logging.getLogger("anarchon").debug("quiet")
     logging.getLogger("other").info("quiet")
     assert made() == []
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "LINES_MAX", 3)
+    reads, blocked = threading.Event(), threading.Event()
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        blocked.set()
+        assert reads.wait(10)
+        written.append(text)
+
+    writer = logs.LineWriter(write)
+    writer.setFormatter(logs.JsonFormatter())
+    record = logging.LogRecord("anarchon", logging.INFO, "", 0, "said", None, None)
+    writer.handle(record)
+    assert blocked.wait(10), "the first line is being written"
+    for _ in range(5):
+        writer.handle(record)
+    with monkeypatch.context() as patience:
+        patience.setattr(logs, "FLUSH_S", 0.001)
+        writer.flush()
+    assert written == []
+    reads.set()
+    writer.flush()
+    writer.handle(record)
+    writer.flush()
+    writer.close()
+    lines = [json.loads(line) for line in written]
+    assert [line["event"] for line in lines] == [*["said"] * 4, "log_lines_dropped", "said"]
+    assert lines[4]["count"] == 2
+    assert lines[4]["level"] == "warning"
+
+
+def test_lines_that_cannot_be_written_are_lost_and_later_ones_are_not() -> None:
+    written: list[str] = []
+
+    def write(text: str) -> None:
+        if not text.startswith("b"):
+            raise OSError(28, "No space left on device")
+        written.append(text)
+
+    writer = logs.LineWriter(write)
+    for event in ("a", "b"):
+        writer.handle(logging.LogRecord("anarchon", logging.INFO, "", 0, event, None, None))
+    writer.flush()
+    writer.close()
+    assert written == ["b\n"]

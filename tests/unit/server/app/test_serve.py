@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -139,6 +140,31 @@ def test_a_sidecar_without_a_standard_output_serves_and_stops() -> None:
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
     assert (process.returncode, "Traceback" in rest) == (0, False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe is set as Linux does")
+def test_a_standard_error_that_nobody_reads_holds_up_neither_the_sidecar_nor_its_stop(
+    tmp_path: Path,
+) -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4_096)
+    assert os.write(writer, b"x" * 4_096) == 4_096, "it takes no further byte"
+    listen = f"unix:{tmp_path}/run/s"
+    serve = [sys.executable, "-m", "anarchon_server", "serve", "--store", "memory:"]
+    with subprocess.Popen([*serve, "--listen", listen], stderr=writer) as process:
+        try:
+            with grpc.insecure_channel(listen) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                request = health_pb2.HealthCheckRequest()
+                answers = stub.Watch(request, timeout=WAIT_S, wait_for_ready=True)
+                ready = health_pb2.HealthCheckResponse.SERVING
+                assert any(answer.status == ready for answer in answers)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(timeout=WAIT_S) == 0
+        finally:
+            process.kill()
+            os.close(reader)
+            os.close(writer)
 
 
 def test_logs_can_be_json(serve: Serve) -> None:
