@@ -72,8 +72,9 @@ format: $(VENV)/.installed-dev ## Format, and mend what lint can mend
 
 .PHONY: proto
 proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
-	rm -f $(STUBS)/*_pb2.py $(STUBS)/*_pb2.pyi $(STUBS)/*_pb2_grpc.py $(STUBS)/*_pb2_grpc.pyi
-	proto/generate client/python
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && proto/generate "$$fresh" \
+		&& rm -f $(STUBS)/*_pb2.py $(STUBS)/*_pb2.pyi $(STUBS)/*_pb2_grpc.py $(STUBS)/*_pb2_grpc.pyi \
+		&& cp "$$fresh"/anarchon/v1/* $(STUBS)/
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
