@@ -38,14 +38,14 @@ class Place:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._inode: int | None = None
-        self._lock: int | None = None
+        self._lock: _Lock | None = None
         if address.path is not None:
-            _prepare_directory(address.path.parent)
-            self._lock = _lock(address.path.with_name(address.path.name + ".lock"), address)
+            directory = _socket_directory(address.path.parent)
+            self._lock = _Lock(directory, f"{address.path.name}.lock", address)
             with self._released_on_error():
                 _remove_dead_socket(address.path)
-        elif address.port and (directory := _lock_directory()):
-            self._lock = _lock(directory / _lock_name(address), address)
+        elif address.port and (found := _lock_directory()) is not None:
+            self._lock = _Lock(found, _lock_name(address), address)
 
     def bind(self, add_port: Callable[[str], int]) -> Address:
         """Have gRPC bind; return the address bound, its port known."""
@@ -77,7 +77,7 @@ class Place:
             self.address.path.unlink(missing_ok=True)
         self._inode = None
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     @contextlib.contextmanager
@@ -89,34 +89,74 @@ class Place:
             raise
 
 
-def _lock(file: Path, address: Address) -> int:
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ListenError(f"cannot create the lock {file}: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ListenError(_in_use(address)) from None
-    return descriptor
+class _Lock:
+    """The lock of an address: a file in a directory, held until `release`, which removes it.
+
+    Takes over the directory's descriptor, so that the directory cannot be exchanged meanwhile.
+    """
+
+    def __init__(self, directory: int, name: str, address: Address) -> None:
+        self._directory = directory
+        self._name = name
+        self._file: int | None = None
+        try:
+            while self._file is None:
+                self._file = self._take(address)
+        except BaseException:
+            os.close(directory)
+            raise
+
+    def release(self) -> None:
+        """Remove the file while it is locked, and let go of it."""
+        assert self._file is not None, "taken, and released once"
+        with contextlib.suppress(OSError):
+            os.unlink(self._name, dir_fd=self._directory)
+        os.close(self._file)
+        os.close(self._directory)
+        self._file = None
+
+    def _take(self, address: Address) -> int | None:
+        """Return the locked file; None where it was removed before it was locked."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            file = os.open(self._name, flags, 0o600, dir_fd=self._directory)
+        except OSError as error:
+            raise ListenError(f"cannot create the lock {self._name}: {error.strerror}") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise ListenError(_in_use(address)) from None
+        try:
+            there = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False).st_ino
+        except FileNotFoundError:
+            there = None
+        if there == os.fstat(file).st_ino:
+            return file
+        os.close(file)
+        return None
 
 
-def _lock_directory() -> Path | None:
-    """Where locks of TCP addresses lie: the user's runtime directory, else one of the temporary ones.
+def _lock_directory() -> int | None:
+    """Open where locks of TCP addresses lie: the user's runtime directory, else one of the temporary ones.
 
     None where there is neither, as in a container whose file system is read-only: there the kernel
     alone refuses a second server, since it is not asked to share the port.
     """
     try:
-        base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-        directory = Path(base) / f"anarchon-{os.getuid()}"
+        directory = Path(_runtime_directory()) / f"anarchon-{os.getuid()}"
         directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
     except OSError as error:
         _log.warning("address_not_locked", extra={"fields": {"error": str(error)}})
         return None
-    _check_directory(directory)
-    return directory
+    # In a directory that all share, somebody else may have been first: also with a symbolic link.
+    remedy = "set XDG_RUNTIME_DIR to a directory of mode 0700 that belongs to"
+    return _open_own(directory, os.O_NOFOLLOW, f"{remedy} user {os.getuid()}")
+
+
+def _runtime_directory() -> str:
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    return own if Path(own).is_absolute() else tempfile.gettempdir()
 
 
 def _lock_name(address: Address) -> str:
@@ -127,23 +167,33 @@ def _lock_name(address: Address) -> str:
     return f"tcp-{network}-{address.host.replace(':', '_')}-{address.port}.lock"
 
 
-def _prepare_directory(directory: Path) -> None:
+def _socket_directory(directory: Path) -> int:
+    """Open the directory of a Unix socket, which is made where it is missing."""
     try:
         directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise ListenError(f"cannot create the directory {directory}: {error.strerror}") from None
-    _check_directory(directory)
+    remedy = f"use a directory of mode 0700 that belongs to user {os.getuid()}"
+    return _open_own(directory, 0, f"{remedy}; one that does not exist yet is made so")
 
 
-def _check_directory(directory: Path) -> None:
-    status = directory.stat()
+def _open_own(directory: Path, flags: int, remedy: str) -> int:
+    """Open a directory in which nobody else can replace anything."""
+    try:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    except OSError as error:
+        raise ListenError(
+            f"{directory} is no directory of this user's own: {error.strerror}: {remedy}"
+        ) from None
+    status = os.fstat(opened)
     if status.st_uid != os.getuid() or status.st_mode & _OTHERS_WRITE:
+        os.close(opened)
         mode = stat.S_IMODE(status.st_mode)
         raise ListenError(
             f"{directory} (mode {mode:04o}, owner {status.st_uid}) is not this user's alone, so "
-            f"others could replace what is in it: use a directory of mode 0700 that belongs to "
-            f"user {os.getuid()}; one that does not exist yet is made so"
+            f"others could replace what is in it: {remedy}"
         )
+    return opened
 
 
 def _remove_dead_socket(path: Path) -> None:

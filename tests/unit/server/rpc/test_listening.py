@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,8 +108,66 @@ def test_a_lock_directory_that_others_may_write_to_is_refused(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / f"anarchon-{os.getuid()}").mkdir()
     (tmp_path / f"anarchon-{os.getuid()}").chmod(0o777)
-    with pytest.raises(ListenError, match="is not this user's alone"):
+    with pytest.raises(ListenError, match=r"this user's alone.*: set XDG_RUNTIME_DIR to a"):
         Place(Address("127.0.0.1", 7420))
+
+
+def test_a_lock_directory_that_is_a_link_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"anarchon-{os.getuid()}").symlink_to("elsewhere")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ListenError, match=r"no directory of this user's own.*set XDG_RUNTIME_DIR"):
+        Place(Address("127.0.0.1", 7420))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_runtime_directory_that_is_relative_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    Place(Address("127.0.0.1", 7420)).release()
+    assert [entry.name for entry in tmp_path.iterdir()] == [f"anarchon-{os.getuid()}"]
+
+
+def test_a_lock_is_removed_with_its_release_and_one_that_was_left_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    locks = tmp_path / f"anarchon-{os.getuid()}"
+    place = Place(Address("127.0.0.1", 7420))
+    (lock,) = locks.iterdir()
+    place.release()
+    assert list(locks.iterdir()) == []
+    lock.write_text("")
+    Place(Address("127.0.0.1", 7420)).release()
+    assert list(locks.iterdir()) == []
+
+
+def test_a_lock_that_is_removed_while_it_is_being_taken_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first = Place(Address("127.0.0.1", 7420))
+    real, tries = fcntl.flock, 0
+
+    def flock(file: int, operation: int) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            first.release()  # between the second one's open and its lock
+        real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    second = Place(Address("127.0.0.1", 7420))
+    assert tries == 2
+    with pytest.raises(ListenError, match="is in use"):
+        Place(Address("127.0.0.1", 7420))
+    second.release()
 
 
 def test_an_address_that_is_not_this_machines_is_refused_with_the_reason(bind: Bind) -> None:
