@@ -85,7 +85,7 @@ class Engine:
         self._context = Context(settings, capabilities, draw, new_nonce)
         self._jobs = Jobs(self._context)
         self._comparing = Comparing(self._context, self._jobs)
-        self._holding = Holding(self._context, lambda: self._beating.want())
+        self._holding = Holding(self._context, lambda: self._beating.want(), self._jobs.timeout_of)
         self._claiming = Claiming(self._context, self._jobs, self._holding)
         self._beating = Beating(
             self._context,

@@ -143,12 +143,18 @@ class Holding:
     """Every hold of this instance, and the results and releases on their way to the store.
 
     `want_beat` is called when something should reach the store sooner than the next
-    heartbeat.
+    heartbeat; `timeout_of` is a job's timeout, where it is handled here and has one.
     """
 
-    def __init__(self, context: Context, want_beat: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        want_beat: Callable[[], None],
+        timeout_of: Callable[[str], int | None],
+    ) -> None:
         self._context = context
         self._want_beat = want_beat
+        self._timeout_of = timeout_of
         self._holds: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
         self._results: dict[str, _Result] = {}
@@ -507,11 +513,12 @@ class Holding:
         """Takes results in. They wait here until the store has them (S27)."""
         entry = _Request([None] * len(request.results))
         self._requests[request.request_id] = entry
-        for index, (token, outcome) in enumerate(request.results):
+        for index, (token, told) in enumerate(request.results):
             named = read_token(token)
             if named is None:
                 entry.receipts[index] = Receipt(ReceiptStatus.UNKNOWN_TOKEN)
                 continue
+            outcome = self._by_its_timeout(named[0], told)
             self._finish(token)
             if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
                 self._drop(token)  # such a stop changes nothing (S21a)
@@ -534,6 +541,15 @@ class Holding:
                 continue
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
+
+    def _by_its_timeout(self, job: str, outcome: Outcome) -> Outcome:
+        """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
+        also where the store was away when it should have learned so.
+        """
+        timeout_ms = self._timeout_of(job)
+        if timeout_ms is None or outcome.elapsed_ms <= timeout_ms:
+            return outcome
+        return replace(outcome, result="", stopped=CancelReason.TIMEOUT)
 
     def _finish(self, token: str) -> None:
         """The handler has ended: its place is free, its lease renewed until it is recorded."""

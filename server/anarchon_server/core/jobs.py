@@ -61,6 +61,11 @@ class Jobs:
         """The job, if it is handled here."""
         return self._states.get(name)
 
+    def timeout_of(self, name: str) -> int | None:
+        """The job's timeout, where it is handled here and has one."""
+        state = self._states.get(name)
+        return state.job.spec.timeout_ms if state is not None else None
+
     def registered(self, name: str) -> JobState | None:
         """The job, if it is handled here and the store knows it."""
         state = self._states.get(name)

@@ -776,6 +776,36 @@ def test_s27_a_result_is_given_up_after_five_minutes_and_its_caller_told() -> No
     assert sidecar.logged("result_given_up")
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {"result": "late"},
+        {"stopped": CancelReason.LEASE_LOST},
+        {"stopped": CancelReason.SHUTDOWN},
+        FAILED,
+    ],
+)
+def test_s21_what_outlived_its_timeout_is_that_though_the_store_was_away(
+    outcome: dict[str, Any],
+) -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000, cancel_grace_ms=1_000))
+    token = client.only().token
+    sidecar.away = "refused"
+    world.run_for(40_000)
+    assert client.reasons() == [CancelReason.TIMEOUT, CancelReason.LEASE_LOST]
+    client.complete(token, elapsed_ms=4_001, **outcome)
+    sidecar.away = None
+    world.run_for(2_000)
+    assert current(world.run(60_000)) == (1, "failed", "timeout")
+
+
+def test_s21_what_ended_in_its_time_counts_as_it_ended() -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    client.complete(result="done", elapsed_ms=4_000)
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "success", "")
+
+
 def test_s27_a_result_is_kept_as_long_as_its_lease() -> None:
     world, sidecar, client = lone(every(1_000_000, lease_ms=LEASE_MAX))
     world.run_until(1_000_000)
