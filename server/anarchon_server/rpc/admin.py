@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
 from anarchon_server.core import limits, model
+from anarchon_server.core.engine import SessionView
 from anarchon_server.core.errors import (
     AnarchonError,
     InvalidError,
@@ -206,16 +207,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         status = self._loop.status()
         if request.instance_id in ("", status.instance.instance_id):
             own = wire.instance_out(status.instance, self._namespace)
-            for view in status.sessions:
-                session = own.sessions.add(
-                    session_id=view.session_id,
-                    client=wire.client_out(view.client),
-                    jobs=view.jobs,
-                    max_concurrency=view.max_concurrency,
-                    running=view.running,
-                )
-                if view.kept_alive_at is not None:
-                    session.keep_alive_time.CopyFrom(wire.timestamp(view.kept_alive_at))
+            own.sessions.extend(_sessions_out(status.sessions))
             return admin_pb2.GetInstanceResponse(instance=own)
         reply = await self._loop.read(lambda: self._store.instances())
         for instance in reply.answers:
@@ -262,6 +254,33 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if not self._store.capabilities.history:
             backend = self._store.capabilities.backend
             raise UnsupportedError("history of the namespace", backend, BACKENDS_WITH_HISTORY)
+
+
+# ── Sessions ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sessions_out(views: Sequence[SessionView]) -> Iterator[admin_pb2.Session]:
+    """Show sessions so that they fit into one message: each may name jobs of an equal share of it."""
+    for view in views:
+        session = admin_pb2.Session(
+            session_id=view.session_id,
+            client=wire.client_out(view.client),
+            jobs=_first_of(view.jobs, limits.BATCH_BYTES // len(views)),
+            jobs_total=len(view.jobs),
+            max_concurrency=view.max_concurrency,
+            running=view.running,
+        )
+        if view.kept_alive_at is not None:
+            session.keep_alive_time.CopyFrom(wire.timestamp(view.kept_alive_at))
+        yield session
+
+
+def _first_of(names: Sequence[str], most_bytes: int) -> Iterator[str]:
+    for name in names:
+        most_bytes -= len(name.encode()) + 3  # with its tag and length
+        if most_bytes < 0:
+            return
+        yield name
 
 
 # ── Slots ───────────────────────────────────────────────────────────────────────────────────────

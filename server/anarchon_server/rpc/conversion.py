@@ -22,6 +22,9 @@ E = TypeVar("E", bound=StrEnum)
 
 _SHOWN_NAME = 80
 
+# So that all sessions of an instance fit into one message, whatever their clients say.
+_FEATURES_MAX = 32
+
 # The bounds that the protocol's own types have: 10,000 years either way, the years 1 to 9999.
 _DURATION_MAX_S = 315_576_000_000
 _TIMESTAMP_MIN_S, _TIMESTAMP_MAX_S = -62_135_596_800, 253_402_300_799
@@ -243,7 +246,7 @@ def client_in(client: session_pb2.ClientInfo) -> model.Client:
         version=client.version[: limits.NAME_MAX],
         host=client.host[: limits.NAME_MAX],
         process_id=max(0, client.process_id),
-        features=tuple(f[: limits.NAME_MAX] for f in client.features[: limits.NAME_MAX]),
+        features=tuple(f[: limits.NAME_MAX] for f in client.features[:_FEATURES_MAX]),
         process_start_ticks=max(0, client.process_start_ticks),
         pid_namespace=client.pid_namespace,
     )

@@ -82,20 +82,22 @@ class Instance(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., state: _Optional[_Union[InstanceState, str]] = ..., version: _Optional[str] = ..., backend: _Optional[str] = ..., tzdata_version: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., seen_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., clock_offset: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., running: _Optional[int] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., ready: bool = ..., reasons: _Optional[_Iterable[str]] = ..., doubts: _Optional[_Iterable[str]] = ..., incarnation: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "client", "jobs", "max_concurrency", "running", "keep_alive_time")
+    __slots__ = ("session_id", "client", "jobs", "max_concurrency", "running", "keep_alive_time", "jobs_total")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     KEEP_ALIVE_TIME_FIELD_NUMBER: _ClassVar[int]
+    JOBS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     client: _session_pb2.ClientInfo
     jobs: _containers.RepeatedScalarFieldContainer[str]
     max_concurrency: int
     running: int
     keep_alive_time: _timestamp_pb2.Timestamp
-    def __init__(self, session_id: _Optional[str] = ..., client: _Optional[_Union[_session_pb2.ClientInfo, _Mapping]] = ..., jobs: _Optional[_Iterable[str]] = ..., max_concurrency: _Optional[int] = ..., running: _Optional[int] = ..., keep_alive_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    jobs_total: int
+    def __init__(self, session_id: _Optional[str] = ..., client: _Optional[_Union[_session_pb2.ClientInfo, _Mapping]] = ..., jobs: _Optional[_Iterable[str]] = ..., max_concurrency: _Optional[int] = ..., running: _Optional[int] = ..., keep_alive_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., jobs_total: _Optional[int] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

@@ -12,10 +12,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
+from anarchon_server.core.engine import SessionView
 from anarchon_server.core.model import JobView, RunView
 from anarchon_server.core.store import Capabilities, OpenOptions, Reply, RunQuery
 from anarchon_server.opening import known_schemes, open_store
 from anarchon_server.rpc import admin as rpc_admin
+from anarchon_server.rpc import conversion as wire
 from anarchon_server.testing import VirtualClock
 from tests.unit.server.sidecars import Sidecar, error_of, every, subscribe_request, trailer
 
@@ -298,6 +300,7 @@ async def test_the_instance_that_answers_shows_its_sessions(sidecar: Sidecar) ->
     assert instance.instance_id == "test:1"
     assert instance.incarnation == "f" * 32
     assert instance.namespace == "default"
+    assert [session.jobs_total for session in instance.sessions] == [2]
     assert instance.backend == "memory"
     assert instance.ready
     (session,) = instance.sessions
@@ -306,6 +309,21 @@ async def test_the_instance_that_answers_shows_its_sessions(sidecar: Sidecar) ->
     assert session.max_concurrency == 10
     assert session.HasField("keep_alive_time")
     stream.cancel()
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, 10_000), (4, 4_096), (64, 256)])
+def test_sessions_with_very_many_jobs_fit_into_one_message(count: int, named: int) -> None:
+    names = tuple(f"{number:05d}".ljust(125, "x") for number in range(10_000))
+    talkative = session_pb2.ClientInfo(
+        language="é" * 200, version="é" * 200, host="é" * 200, features=["é" * 200] * 200
+    )
+    view = SessionView("s" * 36, wire.client_in(talkative), names, 1, 0, None)
+    instance = admin_pb2.Instance(sessions=rpc_admin._sessions_out([view] * count))
+    assert instance.ByteSize() < limits.MESSAGE_BYTES
+    assert len(instance.sessions) == count
+    for session in instance.sessions:
+        assert session.jobs_total == 10_000
+        assert tuple(session.jobs) == names[:named]
 
 
 async def test_instances_are_listed_and_others_are_found_in_the_store(sidecar: Sidecar) -> None:
