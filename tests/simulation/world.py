@@ -98,6 +98,8 @@ class World:
         for host in self.hosts:
             host.kill_app(None, seen=False)
             host.kill_sidecar(None)
+            for zombie in host.zombies:
+                zombie.die()
         self.storage.clock.reboot()
         self.record(LeasesEnded(self.timeline.now))
 
