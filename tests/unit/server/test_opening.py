@@ -35,7 +35,9 @@ def test_a_url_without_a_scheme_is_refused() -> None:
         opening.open_store("anarchon.db", OPTIONS)
 
 
-@pytest.mark.parametrize("url", ["mongo://u:hunter2@h", "nats://u:hunter2@h", "redis://u:hunter2@h/x", "hunter2"])
+@pytest.mark.parametrize(
+    "url", ["mongo://u:hunter2@h", "nats://u:hunter2@h", "redis://u:hunter2@h/x", "hunter2"]
+)
 def test_a_refusal_never_shows_the_url(url: str) -> None:
     with pytest.raises(StoreRefused) as caught:
         opening.open_store(url, OPTIONS)
