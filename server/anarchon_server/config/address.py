@@ -44,6 +44,7 @@ class Address:
 
 def parse_tcp(field: str, text: str) -> Address:
     """Return the TCP address that `text` means. Raises `InvalidError`."""
+    _check_utf8(field, text)
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -58,6 +59,7 @@ def parse_tcp(field: str, text: str) -> Address:
 
 def parse_address(field: str, text: str) -> Address:
     """Return the address that `text` means: HOST:PORT or unix:/PATH. Raises `InvalidError`."""
+    _check_utf8(field, text)
     if text.startswith(("unix-abstract:", "unix:@")):
         raise InvalidError(
             field, text, "abstract sockets have no permissions: use a path, unix:/run/anarchon/s"
@@ -77,3 +79,11 @@ def parse_address(field: str, text: str) -> Address:
             f"the path has {size} bytes, and a socket's has at most {UNIX_PATH_MAX_BYTES}",
         )
     return Address(path=path)
+
+
+def _check_utf8(field: str, text: str) -> None:
+    """Refuse bytes of the command line that are no text: gRPC takes addresses in UTF-8 only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidError(field, text, "an address is written in UTF-8") from None

@@ -233,6 +233,8 @@ def _try(address: Address) -> None:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from None
+    except UnicodeError:
+        raise ListenError(f"cannot listen on {address}: that is no host name") from None
     missing = []
     for family, *_, place in found:
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:

@@ -170,6 +170,12 @@ def test_a_lock_that_is_removed_while_it_is_being_taken_is_taken_anew(
     second.release()
 
 
+def test_what_is_no_host_name_is_refused(bind: Bind) -> None:
+    place = Place(Address("a..b", 0))
+    with pytest.raises(ListenError, match=r"cannot listen on a\.\.b:0: that is no host name"):
+        place.bind(bind)
+
+
 def test_an_address_that_is_not_this_machines_is_refused_with_the_reason(bind: Bind) -> None:
     place = Place(Address("192.0.2.1", 7420))
     with pytest.raises(ListenError, match=r"cannot listen on 192\.0\.2\.1:7420: Cannot assign"):
