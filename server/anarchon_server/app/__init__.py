@@ -17,7 +17,7 @@ from importlib.metadata import version as installed_version
 from anarchon_server import failpoints, opening
 from anarchon_server.app import logs
 from anarchon_server.clock import SystemClock
-from anarchon_server.config import Config, default_store, state_directory
+from anarchon_server.config import Config, ConfigError, default_store, state_directory
 from anarchon_server.core import limits
 from anarchon_server.core.engine import Engine, Status
 from anarchon_server.core.errors import AnarchonError, StoreError, StoreRefused
@@ -239,7 +239,7 @@ def _find_store(config: Config, clock: SystemClock) -> Store:
     options = OpenOptions(config.namespace, clock, op_timeout_ms=limits.OP_TIMEOUT)
     url = config.store.reveal()
     store = opening.open_store(url, options)
-    if url == default_store(os.environ):
+    if _is_default(url):
         # Ours to make; a path that somebody chose is theirs.
         directory = state_directory(os.environ)
         try:
@@ -250,6 +250,13 @@ def _find_store(config: Config, clock: SystemClock) -> Store:
                 f"{error.strerror}: choose another store with --store"
             ) from None
     return store
+
+
+def _is_default(url: str) -> bool:
+    try:
+        return url == default_store(os.environ)
+    except ConfigError:
+        return False
 
 
 def _scheme(config: Config) -> str:

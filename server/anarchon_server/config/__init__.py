@@ -7,8 +7,10 @@ names, the file's keys and the table in the documentation follow from there.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import socket
+import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -39,6 +41,9 @@ _SERVICE_LINKS = re.compile(
 )
 
 HISTORY_MAX_MOST = 1_000_000
+
+FILE_MAX_BYTES = 1024 * 1024
+"""How long a file of settings may be; the longest sensible one has a few kilobytes."""
 
 _STORE_URLS = (
     "sqlite:///abs/path.db",
@@ -140,15 +145,35 @@ def _duration(least_ms: int, most_ms: int) -> Callable[[str, object], timedelta]
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
-    """Return where a user's programs keep what should outlive them."""
-    home = Path(environ.get("HOME") or Path.home())
+    """Return where a user's programs keep what should outlive them. Raises `ConfigError`.
+
+    A relative path in HOME or XDG_STATE_HOME is ignored: it would lead elsewhere from elsewhere.
+    """
+    if sys.platform != "darwin" and (state := _absolute(environ.get("XDG_STATE_HOME"))):
+        return state / "anarchon"
+    home = _absolute(environ.get("HOME")) or _home_of_user()
     if sys.platform == "darwin":
         return home / "Library" / "Application Support" / "anarchon"
-    return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "anarchon"
+    return home / ".local" / "state" / "anarchon"
+
+
+def _absolute(text: str | None) -> Path | None:
+    path = Path(text or "")
+    return path if path.is_absolute() else None
+
+
+def _home_of_user() -> Path:
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise ConfigError(
+            "store has no default, since HOME is no absolute path and this user has no home "
+            "directory: set --store, or HOME"
+        ) from None
 
 
 def default_store(environ: Mapping[str, str]) -> str:
-    """Return the URL of a SQLite file in the user's state directory."""
+    """Return the URL of a SQLite file in the user's state directory. Raises `ConfigError`."""
     return f"sqlite://{state_directory(environ) / 'anarchon.db'}"
 
 
@@ -353,7 +378,7 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Config:
     Raises `ConfigError` for an unknown key or variable, a value that is wrong, and values that do
     not go together.
     """
-    values = {name: _default(name, environ) for name in SETTINGS}
+    values: dict[str, Any] = {}
     _check_variables(environ)
     file = flags.get("config") or environ.get("ANARCHON_CONFIG")
     if file:
@@ -365,6 +390,8 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Config:
     for name in SETTINGS:
         if (raw := flags.get(name)) is not None:
             values[name] = _read(name, raw, f"flag {flag_of(name)}")
+    for name in SETTINGS.keys() - values.keys():
+        values[name] = _default(name, environ)
     return Config(**values)
 
 
@@ -378,11 +405,21 @@ def _read(name: str, raw: object, source: str) -> Any:
 
 def _read_file(path: Path) -> dict[str, object]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Looked at before it is opened: to open a pipe would wait for its writer.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"config {path}: is no regular file: name one")
+        with path.open("rb") as file:
+            content = file.read(FILE_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"config {path}: cannot be read: {error.strerror}") from None
+    if len(content) > FILE_MAX_BYTES:
+        raise ConfigError(f"config {path}: is too long: at most {FILE_MAX_BYTES} bytes are read")
+    try:
+        values = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path}: is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"config {path}: its values are nested too deeply") from None
     for key in values:
         if key not in SETTINGS:
             raise ConfigError(f"config {path}: there is no key {key!r}{_similar(key, SETTINGS)}")

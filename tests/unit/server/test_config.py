@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -66,6 +68,27 @@ def test_the_default_store_is_a_file_in_the_users_state_directory(
     monkeypatch.setattr("sys.platform", "darwin")
     on_a_mac = "sqlite:///home/me/Library/Application Support/anarchon/anarchon.db"
     assert loaded().store.reveal() == on_a_mac
+
+
+@pytest.mark.parametrize("home", ["", "relative", None])
+def test_a_home_that_is_no_absolute_path_is_ignored(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    environ = {"XDG_STATE_HOME": "state"} | ({} if home is None else {"HOME": home})
+    own = pwd.getpwuid(os.getuid()).pw_dir
+    found = load({}, environ).store.reveal()
+    assert found == f"sqlite://{own}/.local/state/anarchon/anarchon.db"
+
+
+def test_where_the_user_has_no_home_a_store_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ConfigError, match="set --store, or HOME"):
+        load({}, {})
+    assert load({"store": "memory:"}, {}).store.reveal() == "memory:"
 
 
 def test_flags_count_over_environment_and_environment_over_the_file(tmp_path: Path) -> None:
@@ -154,6 +177,22 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("namespace: shop\n")
     assert "is not TOML" in refused({"config": str(bad)})
+    bad.write_bytes(b"namespace = '\xff'")
+    assert "is not TOML" in refused({"config": str(bad)})
+    bad.write_text("x = " + "[" * 100_000)
+    assert "nested too deeply" in refused({"config": str(bad)})
+
+
+def test_a_file_that_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for endless in ("/dev/zero", str(pipe), str(tmp_path)):
+        assert "is no regular file" in refused({"config": endless})
+    long = tmp_path / "long.toml"
+    long.write_text("#" * (1024 * 1024))
+    load({"config": str(long), "store": "memory:"}, {})
+    long.write_text("#" * (1024 * 1024 + 1))
+    assert "at most 1048576 bytes" in refused({"config": str(long)})
 
 
 @pytest.mark.parametrize(
@@ -176,6 +215,9 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path: Path) -> None:
         ("listen", "unix:anarchon.sock", "absolute path"),
         ("listen", "unix:/" + "x" * 120, "bytes"),
         ("listen", "unix:@anarchon", "abstract sockets"),
+        ("listen", "unix:/run/\udcff.sock", "in UTF-8"),
+        ("listen", "\udcff:7420", "in UTF-8"),
+        ("http", "\udcff:7420", "in UTF-8"),
         ("http", "unix:/run/x", "HOST:PORT"),
         ("log_format", "xml", "one of text, json"),
         ("log_level", "INFO", "one of debug, info"),
