@@ -39,6 +39,9 @@ CRASHED = 70
 
 OPEN_TIMEOUT_S = 10.0
 REOPEN_FIRST_S, REOPEN_MAX_S = 0.5, 5.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What asks for a stop: a supervisor, Ctrl-C, and a terminal that goes away."""
+
 CLOSE_GRACE_S = 1.0
 """How long open calls may take to end once the engine has stopped."""
 
@@ -62,6 +65,7 @@ def run(config: Config) -> int:
         logs.refused(error)
         return REFUSED
     finally:
+        _ignore_stop_signals()
         lines.flush()
 
 
@@ -194,9 +198,21 @@ class Sidecar:
             self._reopened = asyncio.create_task(self._open_store_later())
 
     def _handle_signals(self) -> None:
+        """Take every signal to stop as one, also while the process ends.
+
+        Not by the event loop's own handlers: when it closes, it lets go of them, and another signal
+        would kill the process before its exit status is told.
+        """
         events = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            events.add_signal_handler(number, self._loop.stop)
+
+        def stop(_number: int, _frame: object) -> None:
+            if not events.is_closed():
+                events.call_soon_threadsafe(self._loop.stop)
+
+        for number in STOP_SIGNALS:
+            # Ignored by who started us, as nohup does with SIGHUP: then it stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, stop)
 
     async def _close(self) -> None:
         if self._reopened is not None:
@@ -233,6 +249,16 @@ class Sidecar:
             asked_for = status.instance.state is InstanceState.DRAINING
             level = logging.INFO if asked_for else logging.WARNING
             _log.log(level, "not_ready", extra={"fields": {"reasons": "; ".join(reasons)}})
+
+
+def _ignore_stop_signals() -> None:
+    """Let a signal that comes once all is over change nothing, least of all the exit status.
+
+    Those that nobody handled yet, since the sidecar never served, are left as they are.
+    """
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _find_store(config: Config, clock: SystemClock) -> Store:

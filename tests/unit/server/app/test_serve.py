@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -140,6 +142,43 @@ def test_a_sidecar_without_a_standard_output_serves_and_stops() -> None:
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
     assert (process.returncode, "Traceback" in rest) == (0, False)
+
+
+def test_s23_a_terminal_that_goes_away_is_a_reason_to_stop(serve: Serve) -> None:
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0")
+    sidecar.line_with(" ready")
+    sidecar.popen.send_signal(signal.SIGHUP)
+    assert sidecar.ended() == 0
+    assert any(" stopped" in line for line in sidecar.lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which signals are ignored")
+def test_a_hangup_that_was_ignored_from_the_start_stays_ignored() -> None:
+    line = f"trap '' HUP; exec {sys.executable} -m anarchon_server serve --store memory: --listen "
+    with subprocess.Popen(
+        ["sh", "-c", f"{line} 127.0.0.1:0"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any(" ready" in said for said in process.stderr)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+    assert process.returncode == 0
+    ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    assert ignored is not None
+    assert int(ignored[1], 16) & 1 << signal.SIGHUP - 1
+
+
+def test_signals_that_follow_the_one_to_stop_do_not_change_the_exit_status(serve: Serve) -> None:
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0")
+    sidecar.line_with(" ready")
+    stop_signals = itertools.cycle((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    while sidecar.popen.poll() is None:
+        sidecar.popen.send_signal(next(stop_signals))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sidecar.popen.wait(timeout=0.002)
+    assert sidecar.ended() == 0
+    assert not any("Traceback" in line for line in sidecar.lines)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the size of a pipe is set as Linux does")

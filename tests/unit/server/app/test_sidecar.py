@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -60,6 +62,14 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(logger, "handlers", [handler])
     caplog.set_level(logging.INFO, "anarchon")
     return handler
+
+
+@pytest.fixture(autouse=True)
+def _signals_are_left_as_they_were() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in app.STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def sidecar_on(store: Away, monkeypatch: pytest.MonkeyPatch) -> Sidecar:
