@@ -114,6 +114,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.PreviewSlotsResponse(slots=slots)
 
     async def _job(self, name: str) -> tuple[model.JobView, int]:
+        _name_in("job", name)
         reply = await self._loop.read(lambda: self._store.jobs((name,), "", 1))
         if not reply.answers:
             raise NotFoundError("job", name, "it is there once an instance has subscribed with it")
@@ -154,9 +155,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         size = _page_size(request.page_size)
         after = _page_read(request.page_token, 2)
         query = RunQuery(
-            job=request.job,
+            job=_name_in("job", request.job),
             states=frozenset(_state_in(f"states[{n}]", s) for n, s in enumerate(request.states)),
-            instance_id=request.instance_id,
+            instance_id=_name_in("instance_id", request.instance_id),
             from_slot=_slot_in("from_slot", request.from_slot) or None,
             until_slot=_slot_in("until_slot", request.until_slot) or None,
             after=(_slot_read(after[0]), after[1]) if after else None,
@@ -173,8 +174,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._needs_history()
         if not request.job:
             raise InvalidError("job", request.job, "name the run's job")
-        slot = _slot_in("slot", request.slot)
-        query = RunQuery(job=request.job, slot=slot, limit=1, traces=True)
+        job, slot = _name_in("job", request.job), _slot_in("slot", request.slot)
+        query = RunQuery(job=job, slot=slot, limit=1, traces=True)
         reply = await self._loop.read(lambda: self._store.runs(query))
         if not reply.answers:
             raise NotFoundError("run", f"{request.job} {request.slot}")
@@ -256,6 +257,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise UnsupportedError("history of the namespace", backend, BACKENDS_WITH_HISTORY)
 
 
+# ── Names ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _name_in(field: str, name: str) -> str:
+    """Return a name to look for. No name has a zero character, and not every store can be asked."""
+    if "\0" in name:
+        raise InvalidError(field, name, "a name has no zero character")
+    return name
+
+
 # ── Sessions ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -334,7 +345,7 @@ def _page_read(token: str, parts: int) -> tuple[str, ...] | None:
         found = tuple(base64.urlsafe_b64decode(token.encode()).decode().split("\n"))
     except (binascii.Error, UnicodeError):
         found = ()
-    if len(found) != parts:
+    if len(found) != parts or any("\0" in part for part in found):
         raise _bad_page_token(token)
     return found
 

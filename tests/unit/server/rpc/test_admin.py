@@ -68,6 +68,8 @@ async def test_an_unknown_job_is_not_found(sidecar: Sidecar) -> None:
     error = await error_of(sidecar.admin.GetJob(admin_pb2.GetJobRequest(job="nope")))
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert trailer(error) == "JOB_NOT_FOUND"
+    error = await error_of(sidecar.admin.GetJob(admin_pb2.GetJobRequest(job="\0")))
+    assert "no zero character" in error.details()
 
 
 async def test_jobs_come_in_pages(sidecar: Sidecar) -> None:
@@ -242,6 +244,9 @@ async def test_a_page_also_ends_at_two_mebibytes() -> None:
             "next_page_token of the page before",
         ),
         (admin_pb2.ListRunsRequest(states=[run_pb2.RUN_STATE_UNSPECIFIED]), "name a state"),
+        (admin_pb2.ListRunsRequest(page_token=rpc_admin._page_token("1", "\0")), "next_page_token"),
+        (admin_pb2.ListRunsRequest(job="a\0"), "job is 'a\\x00': a name has no zero character"),
+        (admin_pb2.ListRunsRequest(instance_id="\0"), "instance_id is"),
         (admin_pb2.ListRunsRequest(from_slot=2**63 - 1), "from_slot is 9223372036854775807: mill"),
         (admin_pb2.ListRunsRequest(until_slot=-(2**63)), "until_slot is -9223372036854775808: m"),
     ],
@@ -255,6 +260,8 @@ async def test_a_bad_list_request_is_refused(sidecar: Sidecar, request_: Any, ri
 async def test_an_unknown_run_is_not_found(sidecar: Sidecar) -> None:
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=1)))
     assert trailer(error) == "RUN_NOT_FOUND"
+    error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="\0")))
+    assert "no zero character" in error.details()
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=2**62)))
     assert "milliseconds since 1970" in error.details()
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest()))
