@@ -65,6 +65,10 @@ slots: $(VENV)/.installed-dev ## Slots against their oracle, with ANARCHON_SLOT_
 bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, beside croniter and cronsim
 	$(BIN)/python bench/slots.py
 
+.PHONY: croner
+croner: $(VENV)/.installed-dev ## Compare slots with croner's around clock changes (needs node and npm)
+	$(BIN)/python -m bench.compare_croner
+
 .PHONY: format
 format: $(VENV)/.installed-dev ## Format, and mend what lint can mend
 	$(BIN)/ruff check --fix-only .
@@ -78,7 +82,7 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(PROTO_VENV) bench/croner/node_modules build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
