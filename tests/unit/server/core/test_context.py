@@ -40,6 +40,7 @@ def test_s17_any_sidecar_can_read_a_tokens_job_and_slot(job: str) -> None:
         "x.n.sync",
         "1" * 17 + ".n.sync",
         "12.n." + "j" * 300,
+        "12." + "n" * 300 + ".sync",
     ],
 )
 def test_s17_what_is_no_token_of_ours_is_not_read(token: str) -> None:
