@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from anarchon_server.core.limits import DAY, HOUR
 from anarchon_server.core.messages import Method
 from anarchon_server.core.model import EverySchedule, JobSpec, OverlapPolicy
@@ -587,6 +589,27 @@ def test_s26_a_handler_whose_sidecar_stays_away_is_told_when_its_sessions_time_i
     first = story.starts(5_000)[0]
     assert story.ended_at(first.token) <= 7_000 + LEASE // 2 + 200
     assert story.end_of(5_000) == ("success", "", 2)
+
+
+@pytest.mark.parametrize("real_clients", [True, False])
+def test_s26_a_restarted_sidecar_that_does_not_reach_the_store_extends_no_trust(
+    real_clients: bool,
+) -> None:
+    story = Story(once(5_000, lasting(20_000)), real_clients=real_clients)
+    hosts: list[Host] = []
+
+    def restart() -> None:
+        hosts.append(story.holder(5_000))
+        hosts[0].kill_sidecar(300)
+
+    story.at(7_000, restart)
+    story.at(7_301, lambda: cut_off(hosts[0]))
+    story.play()
+    first, second = story.starts(5_000)
+    told = [e for e in story.world.events if isinstance(e, HandlerTold) and e.token == first.token]
+    assert [e.reason for e in told] == ["lease_lost"]
+    assert told[0].at < story.claimed_at(5_000, 2)
+    assert second.fence > first.fence
 
 
 def test_s27_a_run_that_finishes_while_the_store_is_away_for_less_than_its_lease_is_a_success() -> (
