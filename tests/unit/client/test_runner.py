@@ -367,6 +367,15 @@ def said_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
     return [(r.levelname, r.getMessage(), r.exc_info is not None) for r in records]
 
 
+async def said_in_time(caplog: pytest.LogCaptureFixture, count: int) -> list[tuple[str, str, bool]]:
+    """The same, once so much was said: a thread says it after it has reported."""
+    async with asyncio.timeout(10):
+        # The text is written last. Another thread does it, and cannot set an event of this loop.
+        while caplog.text.count("attempt 1: ") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    return said_of(caplog)
+
+
 async def test_a_failure_is_in_the_applications_log_with_its_trace(
     sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -379,7 +388,8 @@ async def test_a_failure_is_in_the_applications_log_with_its_trace(
     caplog.set_level(logging.INFO)
     for handler in (on_the_loop, in_a_thread):
         await outcome_of(sidecar, handler)
-    assert said_of(caplog) == [("ERROR", "job 1791633610000 attempt 1: failed", True)] * 2
+    said = await said_in_time(caplog, 2)
+    assert said == [("ERROR", "job 1791633610000 attempt 1: failed", True)] * 2
     assert "ValueError: no such invoice: 42" in caplog.text
     assert "in in_a_thread" in caplog.text
 
@@ -413,7 +423,7 @@ async def test_an_attempt_that_stops_is_one_line_in_the_applications_log(
         await started.wait()
         sidecar.cancel(run, reason)
         await run.outcome
-    ((said_level, message, has_trace),) = said_of(caplog)
+    ((said_level, message, has_trace),) = await said_in_time(caplog, 1)
     assert (said_level, has_trace) == (level, False)
     assert re.fullmatch(rf"job \d+ attempt 1: stopped \({why}(: .*)?\)", message)
 
