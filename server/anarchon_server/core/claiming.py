@@ -212,11 +212,10 @@ class Claiming:
             return
         asked: list[Wish] = []
         claims: list[Claim] = []
-        full: set[str] = set()
         for wish in sorted(self._wishes.values(), key=lambda w: w.slot):
             if len(claims) == limits.CLAIM_BATCH:
                 break
-            claim = self._claim(wish, full)
+            claim = self._claim(wish)
             if claim is not None:
                 asked.append(wish)
                 claims.append(claim)
@@ -255,21 +254,18 @@ class Claiming:
             if unwanted or (late and not wish.unknown):
                 self._give_up(wish)
 
-    def _claim(self, wish: Wish, full: set[str]) -> Claim | None:
-        """The claim to send now; None: this wish waits. `full` are jobs found to have no room."""
+    def _claim(self, wish: Wish) -> Claim | None:
+        """The claim to send now; None: this wish waits."""
         context = self._context
-        needs_room = not self._worth_sending_without_room(wish)
-        if needs_room and wish.job in full:
-            return None
         if wish.not_before > context.now:
             return None
         if wish.expired and context.quarantined_until > context.now:
             return None
         state = self._jobs.registered(wish.job)
         assert state is not None, "given up before"
+        needs_room = not self._worth_sending_without_room(wish)
         if needs_room and not context.sessions.has_room(state.job, context.now):
-            full.add(wish.job)
-            return None
+            return None  # before a token is drawn: a full instance may have thousands that wait
         token = wish.token if wish.unknown else ""
         token = token or new_token(wish.slot, context.new_nonce(), wish.job)
         place = context.sessions.take(state.job, token, context.now)

@@ -225,6 +225,17 @@ def test_s13_a_full_instance_settles_without_room_and_claims_as_soon_as_it_has_s
     assert [claim.may_run for claim in sidecar.claims] == [True, False, True]
 
 
+def test_s13_what_waits_for_room_draws_no_token_meanwhile() -> None:
+    world, sidecar, _ = lone(
+        every(overlap=OverlapPolicy.ALLOW, start_deadline_ms=9_000), max_concurrency=1
+    )
+    world.run_until(21_000)
+    drawn = sidecar._nonces
+    for _ in range(5):
+        sidecar.tick()
+    assert sidecar._nonces == drawn
+
+
 def test_s13_a_full_instance_leaves_its_slots_to_others() -> None:
     world, _, client = lone(every(overlap=OverlapPolicy.ALLOW), max_concurrency=1)
     other = rival(world, every(overlap=OverlapPolicy.ALLOW))
