@@ -26,8 +26,8 @@ from typing import Any, Self
 
 import pytest
 
+from anarchon_backends.redis._address import address_of
 from anarchon_backends.redis_lease import RedisLeaseStore
-from anarchon_backends.redis_lease._address import address_of
 from anarchon_server.core.store import OpenOptions, Store
 
 START_S = 20.0

@@ -21,8 +21,12 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
-from anarchon_backends.redis_lease import _checks, _scripts
-from anarchon_backends.redis_lease._address import Address, address_of
+from anarchon_backends.redis import _checks
+from anarchon_backends.redis._address import Address, address_of
+from anarchon_backends.redis._connection import AccessDenied, Pool
+from anarchon_backends.redis._script import Script
+from anarchon_backends.redis._text import decode, encode
+from anarchon_backends.redis_lease import _scripts
 from anarchon_backends.redis_lease._batches import (
     BEAT_KINDS,
     beat_parts,
@@ -41,10 +45,8 @@ from anarchon_backends.redis_lease._batches import (
     reply,
     token_answer,
 )
-from anarchon_backends.redis_lease._connection import AccessDenied, Pool
 from anarchon_backends.redis_lease._reading import Reader
-from anarchon_backends.redis_lease._rows import decode, encode, moment, noted_instance
-from anarchon_backends.redis_lease._scripts import Script
+from anarchon_backends.redis_lease._rows import moment, noted_instance
 from anarchon_server.core import model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable

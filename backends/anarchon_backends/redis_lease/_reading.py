@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anarchon_backends.redis_lease._connection import Command, Pool
+from anarchon_backends.redis._connection import Command, Pool
+from anarchon_backends.redis._text import decode, decoded
 from anarchon_backends.redis_lease._rows import (
     all_attempts_of,
     attempts_of,
-    decode,
-    decoded,
     holds_of,
     instance_of,
     moment,

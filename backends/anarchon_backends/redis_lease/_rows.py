@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anarchon_server.core import machine, model
@@ -51,22 +51,6 @@ RUN_FIELDS: Mapping[str, str] = {
 }
 
 Fields = Mapping[str, str]
-
-
-def encode(text: str) -> bytes:
-    """Text as the store keeps it. Whatever a handler said is kept, also half of a character."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def decode(data: bytes) -> str:
-    """The text that `encode` wrote."""
-    return data.decode("utf-8", "surrogatepass")
-
-
-def decoded(pairs: Iterable[bytes]) -> dict[str, str]:
-    """The answer to HGETALL."""
-    flat = [decode(each) for each in pairs]
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def moment(now_us: int) -> machine.Moment:

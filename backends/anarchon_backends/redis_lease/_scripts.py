@@ -5,23 +5,14 @@ Imports the limits, the rows' fields and the standard library.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from importlib import resources
 
+from anarchon_backends.redis._script import Script, script_of
 from anarchon_backends.redis_lease._rows import RUN_FIELDS
 from anarchon_server.core import limits
 
 SCHEMA = 1  # the layout of the keys
 LOOKED_AT = 1_000  # runs of one job that one pruning may look at in vain
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script's text, and the digest by which the server knows it."""
-
-    source: str
-    sha: str
 
 
 def _constants() -> str:
@@ -44,7 +35,7 @@ def _script(name: str) -> Script:
     folder = resources.files(__package__) / "lua"
     texts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("rules", name)]
     source = "".join([_constants(), *texts])
-    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    return script_of(source)
 
 
 CLAIM = _script("claim")

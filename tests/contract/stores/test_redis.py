@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from anarchon_backends import redis as dispatch
-from anarchon_backends.redis_lease import RedisLeaseStore, _batches, _checks
-from anarchon_backends.redis_lease._address import address_of
-from anarchon_backends.redis_lease._connection import CONNECTIONS
+from anarchon_backends.redis import _checks
+from anarchon_backends.redis._address import address_of
+from anarchon_backends.redis._connection import CONNECTIONS
+from anarchon_backends.redis_lease import RedisLeaseStore, _batches
 from anarchon_server.core.errors import (
     OutcomeUnknown,
     StoreError,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from anarchon_backends.redis_lease._connection import AccessDenied, Pool
-from anarchon_backends.redis_lease._rows import decode
+from anarchon_backends.redis._connection import AccessDenied, Pool
+from anarchon_backends.redis._text import decode
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}

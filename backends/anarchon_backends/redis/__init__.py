@@ -1,6 +1,7 @@
 """A Redis or Valkey URL to the backend of its strategy (`?strategy=`, by default `lease`).
 
-Imports no backend before it is chosen, and no driver: the standard library and the port's errors.
+Beside it stands what these backends share: addresses, connections, checks. Imports no backend
+before it is chosen, and no driver: the standard library, the port and its errors.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from anarchon_backends.redis_lease._address import Address
-from anarchon_backends.redis_lease._scripts import Script
+from anarchon_backends.redis._address import Address
+from anarchon_backends.redis._script import Script
 from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
 
 Command = Sequence[str | bytes | int]
