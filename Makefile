@@ -82,7 +82,7 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) bench/croner/node_modules build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
 		.hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

