@@ -3,7 +3,7 @@
 Atomic here: everything. No method ever waits, so each batch is one step of the event loop, or
 of whoever drives the coroutine with `send(None)`. Whose clock decides: the one it was opened
 with. What it cannot do: serve instances of other processes. What it can lose: everything, when
-the process ends. Imports the port, the machine, the model and the standard library.
+the process ends. Imports the port, the rules, the model and the standard library.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import chain, count
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from anarchon_server.core import machine, model
+from anarchon_server.core import claim_only, machine, model
 from anarchon_server.core import store as port
-from anarchon_server.core.errors import StoreRefused
+from anarchon_server.core.errors import StoreRefused, UnsupportedError
 
 _T = TypeVar("_T")
 
@@ -136,9 +136,18 @@ class MemoryStore:
         self._database = database
         self._options = options
         self._space = database.space(options.namespace)
-        self._capabilities = port.Capabilities(
-            backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
-        )
+        self._rules = machine if options.leases else claim_only
+        if options.leases:
+            self._capabilities = port.Capabilities(
+                backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
+            )
+        else:
+            self._capabilities = port.Capabilities(
+                backend="memory:claim",
+                leases=False,
+                shared=shared,
+                overlap=port.CLAIM_ONLY_OVERLAP,
+            )
 
     @property
     def capabilities(self) -> port.Capabilities:
@@ -173,7 +182,7 @@ class MemoryStore:
         space, now = self._space, self._now()
         answers: list[port.ClaimAnswer] = []
         for claim in claims:
-            verdict = machine.judge_claim(
+            verdict = self._rules.judge_claim(
                 claim,
                 now,
                 space.job(claim.job),
@@ -190,6 +199,8 @@ class MemoryStore:
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
+        if not self._capabilities.leases:
+            raise UnsupportedError("catch_up", self._capabilities.backend, port.LEASE_BACKENDS)
         space, now = self._space, self._now()
         answers: list[port.PlanAnswer] = []
         for plan in plans:
@@ -211,7 +222,7 @@ class MemoryStore:
         space, now = self._space, self._now()
         renewals: list[port.TokenAnswer] = []
         for renewal in beat.renewals:
-            verdict = machine.judge_renewal(renewal, now, space.run(renewal.job, renewal.slot))
+            verdict = self._rules.judge_renewal(renewal, now, space.run(renewal.job, renewal.slot))
             space.save([verdict.saved] if verdict.saved else [])
             renewals.append(verdict.answer)
         looked = [space.run(job, slot) for job, slot in beat.looks]
@@ -234,6 +245,8 @@ class MemoryStore:
         return self._reply(now, [answer], touched)
 
     def _sweep(self, beat: port.Beat, now: machine.Moment) -> tuple[model.RunView, ...]:
+        if not self._capabilities.leases:  # nobody is a backup for anything
+            return ()
         jobs = {job for job, _ in beat.sweep}
         views = [
             machine.view(run, now)
@@ -263,7 +276,7 @@ class MemoryStore:
             run = space.run(completion.job, completion.slot)
             attempts = space.attempts.get((completion.job, completion.slot), {}).values()
             past = next((a for a in attempts if a.token == completion.token), None)
-            verdict = machine.judge_completion(completion, now, run, past)
+            verdict = self._rules.judge_completion(completion, now, run, past)
             space.save([verdict.saved] if verdict.saved else [])
             answers.append(verdict.answer)
         return self._reply(now, answers, (completion.job for completion in completions))
@@ -273,7 +286,7 @@ class MemoryStore:
         space, now = self._space, self._now()
         answers: list[port.TokenAnswer] = []
         for release in releases:
-            verdict = machine.judge_release(release, now, space.run(release.job, release.slot))
+            verdict = self._rules.judge_release(release, now, space.run(release.job, release.slot))
             space.save([verdict.saved] if verdict.saved else [])
             answers.append(verdict.answer)
         return self._reply(now, answers, (release.job for release in releases))
@@ -329,10 +342,19 @@ class MemoryStore:
             attempts = space.attempts[run.job, run.slot]
             first = machine.first_attempt_shown(run)
             shown = sorted(number for number in attempts if number >= first)
-            seen = machine.view(run, now, [attempts[number] for number in shown])
+            seen = self._shown(run, now, [attempts[number] for number in shown])
             if _wanted(seen, query, attempts.values()):
                 page.append(seen if query.traces else machine.without_traces(seen))
         return self._reply(now, page, {seen.run.job for seen in page})
+
+    def _shown(
+        self, run: model.Run, now: machine.Moment, attempts: Sequence[model.Attempt] = ()
+    ) -> model.RunView:
+        if self._capabilities.leases or run.current is None:
+            return machine.view(run, now, attempts)
+        member = self._space.members.get(run.current.incarnation)
+        live = member is not None and machine.is_live(member.instance, now)
+        return claim_only.shown(run, now, attempts, live=live)
 
     async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
         """The named jobs, or a page of all."""
@@ -354,7 +376,7 @@ class MemoryStore:
                     instance_ids=tuple(
                         sorted({space.members[h.incarnation].instance.instance_id for h in held})
                     ),
-                    last_run=machine.without_traces(machine.view(runs[max(runs)], now))
+                    last_run=machine.without_traces(self._shown(runs[max(runs)], now))
                     if runs
                     else None,
                 )
@@ -421,6 +443,8 @@ class MemoryStore:
         """The job's runs that may go, oldest first; `unused`: nobody has the job any more."""
         space = self._space
         runs = sorted(space.runs.get(name, {}).values(), key=lambda run: run.slot)
+        if not self._capabilities.leases:
+            return claim_only.prunable(runs, now, policy)
         if unused:
             return [run for run in runs if run.state.final]
         used = {space.job(name).definition_id, *(h.definition_id for h in space.held(now, name))}

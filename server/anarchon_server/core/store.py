@@ -55,7 +55,12 @@ class Capabilities:
 
     `backend` is its kind and strategy, as people see it ("sqlite", "redis:lease").
     `boot_leases`: leases are judged by a clock that cannot step, so a takeover needs no
-    second witness (S1, S19). `notifies`: `watch` yields soon after a run is freed.
+    second witness (S1, S19). `notifies`: `watch` yields soon after a run is freed. `history`
+    false: what is shown of runs, jobs and instances is this instance's own.
+
+    Without `leases` the backend is claim-only: one attempt a run, no backups (`claim_only` has
+    its rules). It refuses jobs whose slots come closer than `least_gap_ms`; it knows who won for
+    `kept_ms` (None: as long as its history), and of a job's newest `kept_slots` (None: of all).
     """
 
     backend: str
@@ -67,12 +72,39 @@ class Capabilities:
     catch_up: frozenset[CatchUpPolicy] = frozenset({CatchUpPolicy.NONE})
     retries: bool = False
     history: bool = True
+    least_gap_ms: int = 0
+    kept_ms: int | None = None
+    kept_slots: int | None = None
+
+
+class Doubt(str):
+    """What may be lost as the store is configured, or (`unverified`) could not be found out.
+
+    One sentence, and the text that it is. `fix` says what an operator can change about it.
+    """
+
+    __slots__ = ("fix", "unverified")
+
+    fix: str
+    unverified: bool
+
+    def __new__(cls, text: str, fix: str = "", *, unverified: bool = False) -> Doubt:
+        """Return the doubt `text`, which `fix` would end."""
+        doubt = super().__new__(cls, text)
+        doubt.fix, doubt.unverified = fix, unverified
+        return doubt
+
+    @property
+    def in_full(self) -> str:
+        """The text and, where there is one, the fix."""
+        return f"{self}: {self.fix}" if self.fix else str(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
     """What opening a store found: `verified` holds, `doubts` could not be verified or may
-    be lost as it is configured. One sentence each. Fatal findings raise `StoreRefused`.
+    be lost as it is configured. One sentence each, and with a doubt its fix (`Doubt`).
+    Fatal findings raise `StoreRefused`.
     """
 
     location: str
@@ -134,6 +166,7 @@ class ClaimOutcome(StrEnum):
     UNCHANGED = "unchanged"  # may_run was false, and there was nothing to settle
     EARLY = "early"  # more than 1 s before the slot, or blocked before its time: wait
     LATE = "late"  # missed, settled or pruned: it is never claimed, only planned
+    OLD = "old"  # a newer slot has been claimed, and this backend cannot go back: it is missed
     UNREGISTERED = "unregistered"  # the store does not know the job's schedule: register
     CLOCK_STEP = "clock_step"  # the store's clock is not where the claim expects it
     UNKNOWN = "unknown"  # it may have been done; ask again with the same token
@@ -387,12 +420,21 @@ class OpenOptions:
 
     `clock` serves stores that have none. `boot_leases` false makes the memory store judge
     leases by its wall clock, as a networked store would: for simulations of clock steps.
+    `leases` false makes it claim-only, for the same purpose.
     """
 
     namespace: str
     clock: StoreClock
     op_timeout_ms: int = 2_000
     boot_leases: bool = True
+    leases: bool = True
+
+
+LEASE_BACKENDS = ("memory", "nats:lease", "postgres", "redis:lease", "sqlite")
+"""The backends of ours that keep leases, as people see them."""
+
+CLAIM_ONLY_OVERLAP = frozenset({OverlapPolicy.ALLOW})
+"""What a claim-only backend can do about overlapping runs: nothing (S18)."""
 
 
 def cause_of(claim: Claim) -> AttemptCause:

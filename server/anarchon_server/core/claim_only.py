@@ -1,0 +1,196 @@
+"""The life of a run on a backend without leases: one attempt, which nobody ever takes over.
+
+Imports `machine`, `limits`, `model` and the records of `store`. Each `judge_*` has the signature
+and the duties of its namesake in `machine`. What differs: a slot is claimed once and for all, a
+token is good until its run has ended, and whatever ends a lease elsewhere ends the run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from anarchon_server.core import machine
+from anarchon_server.core.limits import EARLY_MAX
+from anarchon_server.core.machine import ClaimVerdict, JobRecord, Moment, Saved, TokenVerdict
+from anarchon_server.core.model import (
+    Attempt,
+    AttemptCause,
+    Reason,
+    Run,
+    RunState,
+    RunView,
+    Trigger,
+)
+from anarchon_server.core.store import (
+    Claim,
+    ClaimAnswer,
+    ClaimOutcome,
+    Completion,
+    PrunePolicy,
+    Release,
+    Renewal,
+    TokenAnswer,
+    TokenOutcome,
+)
+
+_LOST_AS = {Reason.NOT_ACCEPTED: Reason.NOT_ACCEPTED}
+"""As what a run ends whose attempt was released; where nothing is said, `runner_lost`."""
+
+
+def fence_of(slot: int) -> int:
+    """The fence of a slot's only attempt: the slot in microseconds."""
+    return slot * 1_000
+
+
+def untimely(claim: Claim, at: int, floor: int = -1) -> ClaimOutcome | None:
+    """Why a first claim may not be made at `at` by the store's time (S2); None: it may."""
+    if claim.slot > at + EARLY_MAX:
+        return ClaimOutcome.EARLY
+    if claim.slot <= floor or claim.slot < at - claim.start_deadline_ms:
+        return ClaimOutcome.LATE
+    return None
+
+
+def won_run(claim: Claim, at: int) -> Run:
+    """The run that a claim won at `at` makes."""
+    attempt = Attempt(
+        attempt=1,
+        token=claim.token,
+        fence=fence_of(claim.slot),
+        instance_id=claim.instance_id,
+        incarnation=claim.incarnation,
+        cause=AttemptCause.CLAIM,
+        state=RunState.CLAIMED,
+        claimed_at=at,
+    )
+    return Run(
+        claim.job,
+        claim.slot,
+        Trigger.SCHEDULE,
+        RunState.CLAIMED,
+        current=attempt,
+        max_attempts=1,
+        window_ms=claim.window_ms,
+        cancel_grace_ms=claim.cancel_grace_ms,
+    )
+
+
+def passed_over(job: str, slot: int, at: int) -> Run:
+    """A slot that can never be claimed any more, as a newer one has been (`OLD`)."""
+    return Run(job, slot, Trigger.SCHEDULE, RunState.SKIPPED, Reason.MISSED, ended_at=at)
+
+
+def is_won(claim: Claim, run: Run) -> bool:
+    """Whether the claim made this run, and it has not ended: the repeat of a win (S11)."""
+    return run.token == claim.token and not run.state.final
+
+
+def judge_claim(
+    claim: Claim,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    run: Run | None,
+    others: Iterable[Run] = (),
+) -> ClaimVerdict:
+    """Decides a first claim (S2, S10, S11). Whatever else of the job runs is no matter (S18)."""
+    del others
+    assert not claim.seen_attempt, "nobody takes over on a claim-only backend"
+    if run is not None:
+        word = ClaimOutcome.WON if is_won(claim, run) else ClaimOutcome.LOST
+        return ClaimVerdict(ClaimAnswer(word, machine.view(run, now)), job, settled)
+    word_or_none = untimely(claim, now.at, job.floor)
+    if word_or_none is None and not claim.may_run:
+        word_or_none = ClaimOutcome.UNCHANGED
+    if word_or_none is not None:
+        return ClaimVerdict(ClaimAnswer(word_or_none), job, settled)
+    won = won_run(claim, now.at)
+    assert won.current is not None
+    answer = ClaimAnswer(ClaimOutcome.WON, machine.view(won, now))
+    return ClaimVerdict(answer, job, settled, (Saved(won, (won.current,)),))
+
+
+def judge_renewal(renewal: Renewal, now: Moment, run: Run | None) -> TokenVerdict:
+    """Decides an adoption, or what a holder has to say of its run (S17, S26)."""
+    verdict = machine.judge_renewal(renewal, now, run)
+    if verdict.saved is None:
+        return verdict
+    unleased = replace(verdict.saved, run=replace(verdict.saved.run, lease=None))
+    return TokenVerdict(
+        TokenAnswer(verdict.answer.outcome, machine.view(unleased.run, now)), unleased
+    )
+
+
+def judge_completion(
+    completion: Completion, now: Moment, run: Run | None, past: Attempt | None = None
+) -> TokenVerdict:
+    """Decides a result (S17). A handler that obeyed a stop leaves a run that nobody goes on with."""
+    return _ended(machine.judge_completion(completion, now, run, past), now)
+
+
+def judge_release(release: Release, now: Moment, run: Run | None) -> TokenVerdict:
+    """Decides what becomes of a run whose runner is gone: it ends with it (S23 to S25)."""
+    if run is not None and _was_released(release, run):
+        return TokenVerdict(TokenAnswer(TokenOutcome.RELEASED, machine.view(run, now)))
+    return _ended(machine.judge_release(release, now, run), now)
+
+
+def _was_released(release: Release, run: Run) -> bool:
+    current = run.current
+    return (
+        run.state is RunState.FAILED
+        and current is not None
+        and (current.token, current.incarnation) == (release.token, release.incarnation)
+        and (current.state, current.reason) == (RunState.INTERRUPTED, release.reason)
+    )
+
+
+def _ended(verdict: TokenVerdict, now: Moment) -> TokenVerdict:
+    """The verdict, with what would leave the run to another attempt ending it instead."""
+    saved = verdict.saved
+    if saved is None:
+        return verdict
+    run = saved.run
+    freed = run.freed or (
+        run.current.reason
+        if run.current is not None and run.reason == Reason.ATTEMPTS_EXHAUSTED
+        else ""
+    )
+    if not freed:
+        return verdict
+    ended = replace(
+        run,
+        state=RunState.FAILED,
+        reason=_LOST_AS.get(freed, Reason.RUNNER_LOST),
+        freed="",
+        ended_at=now.at,
+    )
+    answer = TokenAnswer(verdict.answer.outcome, machine.view(ended, now))
+    return TokenVerdict(answer, replace(saved, run=ended))
+
+
+def shown(run: Run, now: Moment, attempts: Sequence[Attempt] = (), *, live: bool) -> RunView:
+    """The run for people. `live`: its instance was heard of lately; otherwise an unfinished
+    run shows as INTERRUPTED, as its runner is gone for all that the store knows.
+    """
+    if live or run.state.final or run.current is None:
+        return machine.view(run, now, attempts)
+    lapsed = replace(run.current, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST)
+    run = replace(run, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST, current=lapsed)
+    return machine.view(run, now, tuple(lapsed for _ in attempts))
+
+
+def prunable(runs: Sequence[Run], now: Moment, policy: PrunePolicy) -> list[Run]:
+    """Those of a job's runs, oldest first, that may go from history (S30).
+
+    By age also those that have not ended: nobody will end them. That a slot was claimed is kept
+    apart from history, or by the floor.
+    """
+    beyond = len(runs) - policy.history_max
+    oldest = now.at - policy.history_ms
+    return [
+        run
+        for place, run in enumerate(runs)
+        if (run.state.final and place < beyond) or max(run.slot, run.ended_at or 0) < oldest
+    ]
