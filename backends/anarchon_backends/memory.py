@@ -156,9 +156,11 @@ class MemoryStore:
 
     async def open(self) -> port.StoreReport:
         """Nothing to connect to; says what it is not."""
-        doubts = ["everything is lost when this process ends"]
+        elsewhere = "use a SQLite file or a server"
+        doubts = [port.Doubt("everything is lost when this process ends", elsewhere)]
         if not self._capabilities.shared:
-            doubts.append("no other instance can use it: every run is this instance's")
+            alone = "no other instance can use it: every run is this instance's"
+            doubts.append(port.Doubt(alone, elsewhere))
         return port.StoreReport("memory:", doubts=tuple(doubts))
 
     async def close(self) -> None:

@@ -70,7 +70,7 @@ class Start:
         self._location = location
         self._pooled = pooled
         self._verified: list[str] = []
-        self._doubts: list[str] = []
+        self._doubts: list[port.Doubt] = []
         self.store_id = ""
 
     @property
@@ -111,10 +111,11 @@ class Start:
             )
         self._verified.append(f"PostgreSQL {found['server_version']}, a primary, fsync on")
         if found["full_page_writes"] != "on":
-            self._doubts.append(
+            text = (
                 "full_page_writes is off: a power cut can corrupt pages, unless the disk writes"
                 " pages whole"
             )
+            self._doubts.append(port.Doubt(text, "set full_page_writes = on"))
         self._check_session(found)
         await self._check_standbys(connection, found["synchronous_standby_names"])
 
@@ -135,20 +136,23 @@ class Start:
             else "read committed and synchronous_commit on in its sessions"
         )
         if self._pooled:
-            self._doubts.append(
+            text = (
                 "a pooler in transaction mode: no news of freed runs, and no statement_timeout"
                 " unless the role has one"
             )
+            fix = (
+                "ALTER ROLE ... SET statement_timeout = '1500ms'; for news connect to the server"
+                " itself, or through a pooler in session mode"
+            )
+            self._doubts.append(port.Doubt(text, fix))
 
     async def _check_standbys(self, connection: asyncpg.Connection, synchronous: str) -> None:
         if synchronous:
             self._verified.append(f"commits wait for synchronous standbys ({synchronous})")
             return
         if await connection.fetchval("SELECT count(*) FROM pg_catalog.pg_stat_replication"):
-            self._doubts.append(
-                "its standbys are asynchronous: promoting one loses the last acknowledged claims;"
-                " set synchronous_standby_names"
-            )
+            text = "its standbys are asynchronous: promoting one loses the last acknowledged claims"
+            self._doubts.append(port.Doubt(text, "set synchronous_standby_names"))
 
     async def _version(self, connection: asyncpg.Connection) -> int | None:
         """The schema's version; None where it is not there."""
@@ -247,7 +251,11 @@ class Start:
         said = (
             f"its clock is {offset_ms:+d} ms from this machine's, to within {took_ms // 2 + 1} ms"
         )
-        (self._doubts if abs(offset_ms) > _OFFSET_MAX_MS else self._verified).append(said)
+        if abs(offset_ms) > _OFFSET_MAX_MS:
+            fix = "have both machines' clocks set by the same time servers (NTP)"
+            self._doubts.append(port.Doubt(said, fix))
+        else:
+            self._verified.append(said)
 
 
 async def check_again(connection: asyncpg.Connection, schema: str, location: str) -> str:

@@ -118,7 +118,7 @@ class File:
         self._busy_ms = busy_ms
         self._identity = (0, 0)
         self._verified: list[str] = []
-        self._doubts: list[str] = []
+        self._doubts: list[port.Doubt] = []
 
     def __str__(self) -> str:
         return str(self._path)
@@ -126,6 +126,9 @@ class File:
     @property
     def report(self) -> port.StoreReport:
         return port.StoreReport(f"sqlite file {self}", tuple(self._verified), tuple(self._doubts))
+
+    def _doubt(self, text: str, fix: str, *, unverified: bool = False) -> None:
+        self._doubts.append(port.Doubt(text, fix, unverified=unverified))
 
     def open(self) -> sqlite3.Connection:
         """Checks and connects; makes the file and its tables where they are missing."""
@@ -159,9 +162,11 @@ class File:
                 "local disk, or a store that is made for several hosts"
             )
         if not kind:
-            self._doubts.append("whether the file system is local could not be found out")
+            text = "whether the file system is local could not be found out"
+            self._doubt(text, "see to it that it is no network file system", unverified=True)
         elif kind in ("tmpfs", "ramfs"):
-            self._doubts.append(f"the file is on {kind} and is lost when the machine restarts")
+            text = f"the file is on {kind} and is lost when the machine restarts"
+            self._doubt(text, "name a file on a disk")
         else:
             self._verified.append(f"on a local file system ({kind})")
         try:
@@ -175,7 +180,7 @@ class File:
         room = os.statvfs(directory)
         free = room.f_bavail * room.f_frsize
         if free < _ROOM_MIN:
-            self._doubts.append(f"only {free >> 20} MiB are free beside the file")
+            self._doubt(f"only {free >> 20} MiB are free beside the file", "make room on the disk")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -205,7 +210,9 @@ class File:
         self._identity = (found.st_dev, found.st_ino)
         if found.st_mode & 0o077:
             mode = f"{found.st_mode & 0o777:04o}"
-            self._doubts.append(f"others on this machine may use the file (mode {mode}): chmod 600")
+            self._doubt(
+                f"others on this machine may use the file (mode {mode})", f"chmod 600 {self}"
+            )
         else:
             self._verified.append("the file is its owner's alone (mode 0600)")
 
@@ -278,7 +285,8 @@ class File:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
-            self._doubts.append(f"too large to be checked for damage in {_CHECK_S:.0f} s")
+            text = f"too large to be checked for damage in {_CHECK_S:.0f} s"
+            self._doubt(text, f'sqlite3 {self} "PRAGMA quick_check"', unverified=True)
         else:
             if found != "ok":
                 raise StoreRefused(f"{self} is damaged ({found}): restore it or name another file")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from anarchon_server.core.model import (
     AttemptCause,
@@ -88,11 +88,16 @@ class Doubt(str):
     fix: str
     unverified: bool
 
-    def __new__(cls, text: str, fix: str = "", *, unverified: bool = False) -> Doubt:
+    def __new__(cls, text: str, fix: str = "", *, unverified: bool = False) -> Self:
         """Return the doubt `text`, which `fix` would end."""
         doubt = super().__new__(cls, text)
         doubt.fix, doubt.unverified = fix, unverified
         return doubt
+
+    @classmethod
+    def of(cls, text: str) -> Doubt:
+        """Return the text as a doubt: with its fix if it has one."""
+        return text if isinstance(text, Doubt) else cls(text)
 
     @property
     def in_full(self) -> str:

@@ -513,7 +513,7 @@ async def test_the_store_follows_a_fail_over_and_a_synchronous_standby_has_every
             "/postgres?target_session_attrs=read-write"
         )
         report = await opened(postgres.with_options(both, schema="other"))
-        assert any("asynchronous" in doubt for doubt in report.doubts)
+        assert [doubt.fix for doubt in report.doubts] == ["set synchronous_standby_names"]
         waits = "ALTER SYSTEM SET synchronous_standby_names = 'two'"
         await run_sql(primary.url, waits, "SELECT pg_reload_conf()")
         cluster = Cluster(Database(postgres.new_schema(both)))
@@ -886,7 +886,9 @@ async def test_a_standby_is_refused_and_so_is_fsync_off() -> None:
     try:
         url = postgres.with_options(server.url, schema="x")
         report = await opened(url)
-        assert any("full_page_writes" in doubt for doubt in report.doubts)
+        (doubt,) = report.doubts
+        assert doubt.in_full.startswith("full_page_writes is off")
+        assert doubt.fix == "set full_page_writes = on"
         server.end()
         server.start("fsync=off")
         with pytest.raises(StoreRefused, match="fsync is off"):
@@ -932,7 +934,7 @@ async def test_a_pooler_is_named_where_the_url_does_not_name_it(pooler: postgres
 async def test_all_works_behind_a_pooler_in_transaction_mode(pooler: postgres.Pooler) -> None:
     url = postgres.with_options(postgres.new_schema(pooler.url), pooler="transaction")
     report = await opened(url)
-    assert any("no news" in doubt for doubt in report.doubts)
+    assert any("no news" in doubt and "session mode" in doubt.fix for doubt in report.doubts)
     cluster = Cluster(Database(url, open_store), RealClock())
     async with cluster.stack:
         await a_whole_life(cluster)

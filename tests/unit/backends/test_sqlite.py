@@ -26,7 +26,7 @@ from anarchon_server.core import messages
 from anarchon_server.core.engine import Status
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import Instance, JobSpec
-from anarchon_server.core.store import OpenOptions, Store
+from anarchon_server.core.store import Doubt, OpenOptions, Store
 from anarchon_server.loop import Loop
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
 
@@ -135,7 +135,11 @@ async def test_a_file_that_others_may_read_is_doubted(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "a.db", options())
     report = await store.open()
     await store.close()
-    assert any("mode 0644" in doubt and "chmod 600" in doubt for doubt in report.doubts)
+    (doubt,) = report.doubts
+    assert isinstance(doubt, Doubt)
+    assert "mode 0644" in doubt
+    assert doubt.fix == f"chmod 600 {tmp_path / 'a.db'}"
+    assert not doubt.unverified
 
 
 async def test_the_report_says_what_holds(tmp_path: Path) -> None:
@@ -294,7 +298,10 @@ async def test_where_the_file_system_is_unknown_it_is_doubted(tmp_path: Path) ->
     store = SqliteStore(tmp_path / "a.db", options(), mountinfo="")
     report = await store.open()
     await store.close()
-    assert any("could not be found out" in doubt for doubt in report.doubts)
+    (doubt,) = report.doubts
+    assert isinstance(doubt, Doubt)
+    assert "could not be found out" in doubt
+    assert doubt.unverified
 
 
 # The WAL-reset bug
