@@ -14,17 +14,17 @@ import signal
 from datetime import timedelta
 from importlib.metadata import version as installed_version
 
-from anarchon_server import failpoints, opening
+from anarchon_server import failpoints
 from anarchon_server.app import logs
+from anarchon_server.app.stores import OPEN_TIMEOUT_S, doubts_of, find_store, open_store
 from anarchon_server.clock import SystemClock
-from anarchon_server.config import Config, ConfigError, default_store, state_directory
-from anarchon_server.core import limits
+from anarchon_server.config import Config
 from anarchon_server.core.engine import Engine, Status
 from anarchon_server.core.errors import AnarchonError, StoreError, StoreRefused
 from anarchon_server.core.model import InstanceState
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.slots import TZDATA_VERSION
-from anarchon_server.core.store import OpenOptions, Store, StoreReport
+from anarchon_server.core.store import StoreReport
 from anarchon_server.loop import Loop
 from anarchon_server.rpc.probes import Probes
 from anarchon_server.rpc.server import Server
@@ -37,7 +37,6 @@ REFUSED = 2
 CRASHED = 70
 """The exit status where a mistake of ours was met: leases lapse, and others take over."""
 
-OPEN_TIMEOUT_S = 10.0
 REOPEN_FIRST_S, REOPEN_MAX_S = 0.5, 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What asks for a stop: a supervisor, Ctrl-C, and a terminal that goes away."""
@@ -82,7 +81,7 @@ class Sidecar:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._clock = SystemClock()
-        self._store = _find_store(config, self._clock)
+        self._store = find_store(config, self._clock)
         self._said_ready: tuple[bool, tuple[str, ...]] | None = None
         self._reopened: asyncio.Task[None] | None = None
 
@@ -125,8 +124,7 @@ class Sidecar:
             return None
 
     async def _try_to_open(self) -> StoreReport:
-        async with asyncio.timeout(OPEN_TIMEOUT_S):
-            return await self._store.open()
+        return await open_store(self._store, strict=self._config.strict)
 
     async def _open_store_later(self) -> None:
         pause_s = REOPEN_FIRST_S
@@ -141,13 +139,15 @@ class Sidecar:
             except (StoreError, TimeoutError):
                 continue  # said once, at the start
             self._loop.store_open = True
-            _log.info("store_opened", extra={"fields": _of_report(report)})
+            _log.info("store_opened", extra={"fields": {"store": report.location}})
+            _say_doubts(report)
 
     # ── Parts ───────────────────────────────────────────────────────────────────────────────────
 
     def _make_loop(self, report: StoreReport | None) -> Loop:
         config = self._config
         unverified = "the store could not be reached at start, so nothing about it was verified"
+        doubts = tuple(doubt.in_full for doubt in doubts_of(report)) if report else (unverified,)
         settings = Settings(
             instance_id=config.instance_id,
             incarnation=secrets.token_hex(16),
@@ -158,7 +158,7 @@ class Sidecar:
             max_clock_offset_ms=_ms(config.max_clock_offset),
             history_ms=_ms(config.history),
             history_max=config.history_max,
-            doubts=report.doubts if report else (unverified,),
+            doubts=doubts,
         )
         system_random = random.SystemRandom()
         engine = Engine(
@@ -192,9 +192,9 @@ class Sidecar:
         self._loop.start()
         await self._server.start()
         _log.info("serving", extra={"fields": served})
-        for doubt in report.doubts if report else ():
-            _log.warning("store_doubt", extra={"fields": {"doubt": doubt}})
-        if report is None:
+        if report is not None:
+            _say_doubts(report)
+        else:
             self._reopened = asyncio.create_task(self._open_store_later())
 
     def _handle_signals(self) -> None:
@@ -261,28 +261,10 @@ def _ignore_stop_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _find_store(config: Config, clock: SystemClock) -> Store:
-    options = OpenOptions(config.namespace, clock, op_timeout_ms=limits.OP_TIMEOUT)
-    url = config.store.reveal()
-    store = opening.open_store(url, options)
-    if _is_default(url):
-        # Ours to make; a path that somebody chose is theirs.
-        directory = state_directory(os.environ)
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreRefused(
-                f"the directory for the default store, {directory}, cannot be created: "
-                f"{error.strerror}: choose another store with --store"
-            ) from None
-    return store
-
-
-def _is_default(url: str) -> bool:
-    try:
-        return url == default_store(os.environ)
-    except ConfigError:
-        return False
+def _say_doubts(report: StoreReport) -> None:
+    for doubt in doubts_of(report):
+        fields = {"doubt": doubt, "fix": doubt.fix} if doubt.fix else {"doubt": doubt}
+        _log.warning("store_doubt", extra={"fields": fields})
 
 
 def _scheme(config: Config) -> str:
@@ -291,7 +273,3 @@ def _scheme(config: Config) -> str:
 
 def _ms(duration: timedelta) -> int:
     return duration // timedelta(milliseconds=1)
-
-
-def _of_report(report: StoreReport) -> dict[str, object]:
-    return {"store": report.location, "doubts": report.doubts}

@@ -28,10 +28,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
-    for name, setting in SETTINGS.items():
-        default = setting.default_words or str(setting.default)
-        about = re.sub(r"[`%]", "", f"{setting.about} Default: {default}.")
+    for name in SETTINGS:
+        add_setting(parser, name)
+
+
+def add_setting(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the flag of a setting."""
+    setting = SETTINGS[name]
+    default = setting.default_words or str(setting.default)
+    about = re.sub(r"[`%]", "", f"{setting.about} Default: {default}.")
+    if setting.metavar:
         parser.add_argument(flag_of(name), dest=name, metavar=setting.metavar, help=about)
+    else:
+        parser.add_argument(
+            flag_of(name), dest=name, action="store_const", const="true", help=about
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,7 +67,7 @@ class Setting:
     """
 
     parse: Callable[[str, object], Any]
-    metavar: str
+    metavar: str  # empty: a switch, whose flag alone says "true"
     default: str | Callable[[Mapping[str, str]], str] | None
     about: str
     default_words: str = ""
@@ -114,6 +114,14 @@ def _count(field: str, raw: object) -> int:
     if not 1 <= int(text) <= HISTORY_MAX_MOST:
         raise InvalidError(field, raw, f"1 to {HISTORY_MAX_MOST}")
     return int(text)
+
+
+def _switch(field: str, raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if raw not in ("true", "false"):
+        raise InvalidError(field, raw, "true or false")
+    return raw == "true"
 
 
 def _one_of(*words: str) -> Callable[[str, object], str]:
@@ -197,6 +205,16 @@ class Config:
             f"The store's URL: {', '.join(f'`{url}`' for url in _STORE_URLS)}. With a password in it, "
             "give it by environment or file, where other users cannot see it. Never shown.",
             "`sqlite:` and `anarchon.db` in the user's state directory",
+        ),
+    ]
+    strict: Annotated[
+        bool,
+        Setting(
+            _switch,
+            "",
+            "false",
+            "Refuse to start where the store leaves a doubt: what could not be verified about it, or "
+            "may be lost as it is configured. `true` or `false`; the flag alone is `true`.",
         ),
     ]
     listen: Annotated[
@@ -448,7 +466,7 @@ def documentation() -> str:
     """Return the table of all settings, in Markdown, as `docs/configuration.md` shows it."""
     rows = ["| key in the file | flag | environment | meaning | default |", "|---|---|---|---|---|"]
     rows += [
-        f"| `{name}` | `{flag_of(name)} {setting.metavar}` | `{variable_of(name)}` "
+        f"| `{name}` | `{f'{flag_of(name)} {setting.metavar}'.strip()}` | `{variable_of(name)}` "
         f"| {setting.about} | {setting.default_words or f'`{setting.default}`'} |"
         for name, setting in SETTINGS.items()
     ]

@@ -112,6 +112,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
 def test_every_setting_is_read_from_each_of_its_three_places(name: str, tmp_path: Path) -> None:
     raw = {
         "store": "memory:",
+        "strict": "true",
         "listen": "127.0.0.1:1",
         "http": "127.0.0.1:2",
         "history_max": "3",
@@ -132,6 +133,17 @@ def test_every_setting_is_read_from_each_of_its_three_places(name: str, tmp_path
     ]
     assert found[0] == found[1] == found[2]
     assert found[0] != getattr(loaded(), name)
+
+
+@pytest.mark.parametrize(("written", "strict"), [("true", True), ("false", False)])
+def test_a_switch_of_the_file_is_a_truth_value_or_a_text(
+    written: str, strict: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "anarchon.toml"
+    for text in (written, f'"{written}"'):
+        file.write_text(f"strict = {text}\n")
+        assert loaded({"config": str(file)}).strict is strict
+    assert loaded({}, {"ANARCHON_STRICT": written}).strict is strict
 
 
 def test_the_documentation_shows_every_setting_as_it_is() -> None:
@@ -219,6 +231,7 @@ def test_a_file_that_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
         ("listen", "\udcff:7420", "in UTF-8"),
         ("http", "\udcff:7420", "in UTF-8"),
         ("http", "unix:/run/x", "HOST:PORT"),
+        ("strict", "yes", "true or false"),
         ("log_format", "xml", "one of text, json"),
         ("log_level", "INFO", "one of debug, info"),
     ],
@@ -238,6 +251,7 @@ def test_a_value_of_a_wrong_type_in_the_file_is_refused(tmp_path: Path) -> None:
     for line, right in (
         ("lease = 30", 'a text with its unit, as in "30s"'),
         ("history_max = true", "a whole number"),
+        ("strict = 1", "true or false"),
         ("namespace = 7", "write a text"),
     ):
         file.write_text(line)

@@ -336,6 +336,24 @@ def test_a_store_that_cannot_be_opened_is_refused(refusal: Refusal, tmp_path: Pa
     assert str(tmp_path / "none") in line
 
 
+def test_strict_refuses_a_store_that_leaves_doubts_and_lists_them_with_their_fixes(
+    serve: Serve, refusal: Refusal, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.db"
+    file.touch(mode=0o644)
+    file.chmod(0o644)
+    flags = ("--store", f"sqlite://{file}", "--listen", "127.0.0.1:0")
+    doubt = "others on this machine may use the file (mode 0644)"
+    line = refusal(*flags, ANARCHON_STRICT="true")
+    assert f"strict is set, and sqlite file {file} leaves " in line
+    assert f") {doubt}: chmod 600 {file}" in line
+    lax = serve(*flags)  # which tells of the doubt, and starts
+    line = lax.line_with(doubt)
+    assert "store_doubt" in line
+    assert f'fix="chmod 600 {file}"' in line
+    lax.line_with(" ready")
+
+
 def test_a_directory_that_cannot_be_made_is_refused(refusal: Refusal, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     line = refusal(XDG_STATE_HOME=str(tmp_path / "file"))

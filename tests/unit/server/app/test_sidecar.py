@@ -72,9 +72,9 @@ def _signals_are_left_as_they_were() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def sidecar_on(store: Away, monkeypatch: pytest.MonkeyPatch) -> Sidecar:
+def sidecar_on(store: Away, monkeypatch: pytest.MonkeyPatch, **flags: str) -> Sidecar:
     monkeypatch.setattr(opening, "open_store", lambda *_: cast("Store", store))
-    return Sidecar(make_config())
+    return Sidecar(make_config(**flags))
 
 
 async def test_s27_a_store_that_is_away_at_start_is_tried_until_it_is_there(
@@ -100,6 +100,25 @@ async def test_a_store_that_turns_out_to_be_unusable_ends_the_sidecar(
     sidecar = sidecar_on(store, monkeypatch)
     with pytest.raises(StoreRefused, match="upgrade"):
         await sidecar.run()
+
+
+async def test_s27_strict_is_as_strict_with_a_store_that_was_away_at_start(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = sidecar_on(Away(StoreUnavailable("no route")), monkeypatch, strict="true")
+    with pytest.raises(StoreRefused, match=r"2 doubts: .*everything is lost.*no other instance"):
+        await sidecar.run()
+
+
+async def test_the_doubts_of_a_store_that_was_away_at_start_are_said(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = sidecar_on(Away(StoreUnavailable("no route")), monkeypatch)
+    running = asyncio.create_task(sidecar.run())
+    await lines.until("store_opened")
+    assert [await lines.events.get() for _ in range(2)] == ["store_doubt"] * 2
+    sidecar._loop.stop()
+    assert await running == 0
 
 
 async def test_a_store_that_is_refused_at_start_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
