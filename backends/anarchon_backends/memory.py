@@ -136,8 +136,9 @@ class MemoryStore:
         self._database = database
         self._options = options
         self._space = database.space(options.namespace)
-        self._rules = machine if options.leases else claim_only
-        if options.leases:
+        self._leased = options.leases
+        self._rules = machine if self._leased else claim_only
+        if self._leased:
             self._capabilities = port.Capabilities(
                 backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
             )
@@ -176,7 +177,7 @@ class MemoryStore:
     def _reply(
         self, now: machine.Moment, answers: Iterable[_T], jobs: Iterable[str]
     ) -> port.Reply[_T]:
-        fences = {job: self._space.job(job).fence for job in jobs}
+        fences = {job: self._space.job(job).fence for job in jobs} if self._leased else {}
         return port.Reply(now.at, tuple(answers), fences, self._database.store_id)
 
     async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
@@ -201,7 +202,7 @@ class MemoryStore:
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
-        if not self._capabilities.leases:
+        if not self._leased:
             raise UnsupportedError("catch_up", self._capabilities.backend, port.LEASE_BACKENDS)
         space, now = self._space, self._now()
         answers: list[port.PlanAnswer] = []
@@ -247,7 +248,7 @@ class MemoryStore:
         return self._reply(now, [answer], touched)
 
     def _sweep(self, beat: port.Beat, now: machine.Moment) -> tuple[model.RunView, ...]:
-        if not self._capabilities.leases:  # nobody is a backup for anything
+        if not self._leased:  # nobody is a backup for anything
             return ()
         jobs = {job for job, _ in beat.sweep}
         views = [
@@ -352,7 +353,7 @@ class MemoryStore:
     def _shown(
         self, run: model.Run, now: machine.Moment, attempts: Sequence[model.Attempt] = ()
     ) -> model.RunView:
-        if self._capabilities.leases or run.current is None:
+        if self._leased or run.current is None:
             return machine.view(run, now, attempts)
         member = self._space.members.get(run.current.incarnation)
         live = member is not None and machine.is_live(member.instance, now)
@@ -445,7 +446,7 @@ class MemoryStore:
         """The job's runs that may go, oldest first; `unused`: nobody has the job any more."""
         space = self._space
         runs = sorted(space.runs.get(name, {}).values(), key=lambda run: run.slot)
-        if not self._capabilities.leases:
+        if not self._leased:
             return claim_only.prunable(runs, now, policy)
         if unused:
             return [run for run in runs if run.state.final]

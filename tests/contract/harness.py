@@ -1,10 +1,11 @@
 """What the contract suite is written in: a cluster of instances on one store, with its time.
 
-A backend joins the suite by one entry in `BACKENDS`.
+A backend joins the suite by one entry in `BACKENDS`, or in `CLAIM_ONLY` where it has no leases.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -87,12 +88,14 @@ class Database(Protocol):
 class _Memory:
     url = ""
 
-    def __init__(self, directory: Path, *, boot_leases: bool = True) -> None:
+    def __init__(self, directory: Path, *, boot_leases: bool = True, leases: bool = True) -> None:
         self._database = MemoryDatabase()
         self._boot_leases = boot_leases
+        self._leases = leases
 
     def store(self, options: OpenOptions) -> Store:
-        return MemoryStore(self._database, replace(options, boot_leases=self._boot_leases))
+        kind = replace(options, boot_leases=self._boot_leases, leases=self._leases)
+        return MemoryStore(self._database, kind)
 
 
 class _Sqlite:
@@ -133,6 +136,12 @@ BACKENDS: dict[str, Callable[[Path], Database]] = {
     "redis": _Redis,
     "valkey": _Valkey,
 }
+
+
+CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
+    "memory-claim": lambda directory: _Memory(directory, leases=False),
+}
+"""The backends without leases, which run the suite in `claim_only`."""
 
 
 def definition(
@@ -288,12 +297,23 @@ class Node:
         return gone
 
 
+class ClaimOnlyNode(Node):
+    """An instance on a store without leases. Its tokens are as the engine makes them."""
+
+    def wish(self, slot: int, **given: Any) -> Claim:
+        job = given.get("job", JOB)
+        nonce = hashlib.sha256(next(self._tokens).encode()).hexdigest()[:32]
+        usual = {"token": f"{slot}.{nonce}.{job}", "overlap": OverlapPolicy.ALLOW}
+        return super().wish(slot, **(usual | given))
+
+
 @dataclass
 class Cluster:
     """Several instances on one store, and the time they share."""
 
     database: Database
     clock: FakeClock = field(default_factory=FakeClock)
+    node_type: type[Node] = Node
     nodes: list[Node] = field(default_factory=list)
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
@@ -328,7 +348,7 @@ class Cluster:
         store = self.database.store(options)
         await store.open()
         self.stack.push_async_callback(store.close)
-        node = Node(self, store, name or f"host:{number}", f"inc-{number}")
+        node = self.node_type(self, store, name or f"host:{number}", f"inc-{number}")
         self.nodes.append(node)
         return node
 
