@@ -29,6 +29,7 @@ EXTRAS: Mapping[str, str] = {
     "amqp": "rabbitmq",
     "amqps": "rabbitmq",
     "nats": "nats",
+    "tls": "nats",
 }
 
 

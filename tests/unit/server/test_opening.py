@@ -24,7 +24,7 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
         opening.open_store("mongo://user:hunter2@host/db", OPTIONS)
 
 
-@pytest.mark.parametrize("scheme", ["amqp", "amqps", "nats"])
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
 def test_a_scheme_that_is_not_there_yet_is_refused_as_such(scheme: str) -> None:
     with pytest.raises(StoreRefused, match=f"no backend for {scheme}: yet"):
         opening.open_store(f"{scheme}://user:hunter2@host/db", OPTIONS)
