@@ -26,6 +26,7 @@ _COMMANDS = {
     "runs": "list the runs, newest first",
     "instances": "list the instances",
     "health": "say whether a sidecar is ready, by the exit status",
+    "doctor": "look at a store as serve would, without serving",
     "demo": "see three instances share jobs, and a takeover",
 }
 """Subcommand -> what it is for. Each is a module here with `add_parser(subparsers)` and

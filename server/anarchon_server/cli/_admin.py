@@ -172,7 +172,7 @@ class Table:
 
     def print(self, rows: Iterable[Sequence[str]]) -> None:
         """Print rows, at first below the heads."""
-        table = [[*map(_cut, row[:-1]), _printable(row[-1])] for row in rows]
+        table = [[*map(_cut, row[:-1]), printable(row[-1])] for row in rows]
         if self._heads is not None:
             table.insert(0, list(self._heads))
             self._heads = None
@@ -184,18 +184,18 @@ class Table:
 
 
 def _cut(text: str) -> str:
-    line = _printable(text)
+    line = printable(text)
     return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """What a terminal may be shown: one line, no control characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown_text(text: str) -> str:
     """Return a text of several lines without other control characters."""
-    return "\n".join(map(_printable, text.splitlines()))
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def shown_slot(slot: int) -> str:
