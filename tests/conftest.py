@@ -2,33 +2,92 @@
 
 A test that needs a store which is not on this machine skips with a reason that begins with
 `no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`. Each such
-reason is listed once at the end, so that a green run never hides what it did not try.
+reason is listed once at the end, so that a green run never hides what it did not try. Where `CI` is
+`true` every store must be there, and such a skip is a failure; but for those in `MAY_BE_MISSING`.
 """
 
 from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass
 
 import pytest
 
 NO_STORE = "no store:"
 
+MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
+"""Stores that even CI may lack, and what that leaves untested."""
+
+
+def must_be_there(store: str) -> bool:
+    """Whether the run fails without it."""
+    return os.environ.get("CI") == "true" and store not in MAY_BE_MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A store that could not be had: its name, and why."""
+
+    store: str
+    why: str
+
+    def __str__(self) -> str:
+        leaves = MAY_BE_MISSING.get(self.store)
+        return f"{self.store}: {self.why}" + (f" ({leaves})" if leaves else "")
+
+
+def missing_in(reason: str) -> Missing | None:
+    """The store that a skip's reason names, if it names one."""
+    said = reason.removeprefix("Skipped: ").removeprefix("Failed: ")
+    if not said.startswith(NO_STORE):
+        return None
+    store, _, why = said.removeprefix(NO_STORE).partition(":")
+    return Missing(store.strip(), " ".join(why.split()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes a failure of a skip for a store that must be there."""
+    report = yield
+    _hold_to_it(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Makes a failure of the skip of a whole file, too."""
+    report = yield
+    _hold_to_it(report)
+    return report
+
+
+def _hold_to_it(report: pytest.TestReport | pytest.CollectReport) -> None:
+    missing = missing_in(reason_of(report)) if report.skipped else None
+    if missing is not None and must_be_there(missing.store):
+        report.outcome = "failed"
+        report.longrepr = f"{NO_STORE} {missing}"
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Lists the stores that could not be had, or says that none was missing."""
-    missing: dict[str, int] = {}
-    for report in terminalreporter.stats.get("skipped", []):
-        reason = skip_reason(report)
-        if NO_STORE in reason:
-            store = reason.split(NO_STORE, 1)[1].strip()
-            missing[store] = missing.get(store, 0) + 1
+    counts: Counter[Missing] = Counter()
+    for kind in ("skipped", "failed", "error"):
+        for report in terminalreporter.stats.get(kind, []):
+            if missing := missing_in(reason_of(report)):
+                counts[missing] += 1
     terminalreporter.section("stores")
-    for store, tests in sorted(missing.items()):
-        terminalreporter.line(f"could not be had: {store} ({tests} tests skipped)", yellow=True)
-    if not missing:
+    for missing, tests in sorted(counts.items(), key=lambda item: str(item[0])):
+        became = "failed" if must_be_there(missing.store) else "skipped"
+        terminalreporter.line(f"could not be had: {missing} ({tests} tests {became})", yellow=True)
+    if not counts:
         terminalreporter.line("every store that these tests ask for was there")
 
 
-def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test, or a whole file, was skipped."""
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test, or a whole file, was skipped, or failed."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2]
-    return str(report.longrepr or "")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return crash.message if crash else str(report.longrepr or "")

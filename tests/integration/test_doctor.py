@@ -195,7 +195,7 @@ class Fast(SystemClock):
     ("ahead_ms", "kind"),
     [(1_500, Kind.VERIFIED), (-10_000, Kind.WARNING), (40_000, Kind.FATAL)],
 )
-async def test_s4_clocks_that_are_apart_are_measured_and_judged(
+async def test_s1_clocks_that_are_apart_are_measured_and_judged(
     store: str, ahead_ms: int, kind: Kind, tmp_path: Path
 ) -> None:
     """Beyond `max_clock_offset`, 30 s, an instance claims nothing."""
