@@ -85,6 +85,7 @@ class Claiming:
             return
         deadline_ms = state.job.start_deadline(coming.slot, coming.following)
         if coming.slot < context.store_now - deadline_ms:  # we slept: on to what can be claimed
+            self._unclaimed(name, coming.slot)
             self._jobs.seed(state)
             return
         wish = Wish(name, coming.slot, previous=coming.previous, deadline_ms=deadline_ms)
@@ -231,8 +232,8 @@ class Claiming:
             newly = sum(not wish.unknown for wish in asked) if unknown else 0
             for wish in asked:
                 wish.in_call = False
-                context.sessions.leave(wish.token)
                 wish.unknown = wish.unknown or unknown
+                self._leave_place(wish)
             if newly:
                 context.log(Level.WARNING, "claim_unknown", count=newly)
 
@@ -245,14 +246,30 @@ class Claiming:
     def _drop_the_hopeless(self) -> None:
         """Nobody here can run it any more, or it is missed and will be planned (S20).
 
-        What may have been won is released instead of asked for again (S11).
+        What may have been won is released instead of asked for again (S11); where a claim may not
+        look at a clock, before the record of its winner may be gone (S10).
         """
         context = self._context
         for wish in [wish for wish in self._wishes.values() if not wish.in_call]:
             unwanted = context.stopping or self._jobs.registered(wish.job) is None
-            late = wish.first and wish.slot < context.store_now - wish.deadline_ms
-            if unwanted or (late and not wish.unknown):
+            late_ms = context.store_now - wish.slot - wish.deadline_ms if wish.first else 0
+            too_late = not context.capabilities.leases and late_ms > limits.UNKNOWN_ASKED_FOR
+            if unwanted or too_late or (late_ms > 0 and not wish.unknown):
+                if not unwanted:
+                    self._unclaimed(wish.job, wish.slot)
                 self._give_up(wish)
+
+    def _unclaimed(self, job: str, slot: int) -> None:
+        """This instance did not get to the slot in time: said where no plan would say it (S20)."""
+        if not self._context.capabilities.leases:
+            self._context.log(Level.INFO, "slot_not_claimed", job=job, slot=slot)
+
+    def _leave_place(self, wish: Wish) -> None:
+        """After a claim that was not won. Without leases a win that comes to light later must find
+        a client: the place is kept for it.
+        """
+        if self._context.capabilities.leases or not wish.unknown:
+            self._context.sessions.leave(wish.token)
 
     def _claim(self, wish: Wish) -> Claim | None:
         """The claim to send now; None: this wish waits."""
@@ -263,18 +280,24 @@ class Claiming:
             return None
         state = self._jobs.registered(wish.job)
         assert state is not None, "given up before"
-        needs_room = not self._worth_sending_without_room(wish)
+        token = wish.token if wish.unknown else ""
+        place = context.sessions.place_of(token)
+        needs_room = place is None and not self._worth_sending_without_room(wish)
         if needs_room and not context.sessions.has_room(state.job, context.now):
             return None  # before a token is drawn: a full instance may have thousands that wait
-        token = wish.token if wish.unknown else ""
         token = token or new_token(wish.slot, context.new_nonce(), wish.job)
-        place = context.sessions.take(state.job, token, context.now)
+        place = place or context.sessions.take(state.job, token, context.now)
         wish.token = token
         wish.in_call = True
         return self._made(wish, state, may_run=place is not None)
 
     def _worth_sending_without_room(self, wish: Wish) -> bool:
-        """S13, S19: settling a slot, ending a run and asking again need no room."""
+        """S13, S19: settling a slot, ending a run and asking again need no room.
+
+        Without leases there is nothing to settle, and what is won without a client is lost.
+        """
+        if not self._context.capabilities.leases:
+            return False
         if wish.unknown or wish.must_end:
             return True
         return wish.first and not wish.settled
@@ -304,6 +327,7 @@ class Claiming:
 
     def _give_up(self, wish: Wish) -> None:
         if wish.unknown:
+            self._context.sessions.leave(wish.token)
             self._holding.release(wish.job, wish.slot, wish.token, Reason.NOT_ACCEPTED)
         del self._wishes[(wish.job, wish.slot)]
 
@@ -314,12 +338,11 @@ class Claiming:
         if answer.outcome is ClaimOutcome.WON:
             self._won(wish, claim, answer, sent_at)
             return
-        context.sessions.leave(wish.token)
-        if answer.outcome is ClaimOutcome.UNKNOWN:
-            wish.unknown = True
+        wish.unknown = answer.outcome is ClaimOutcome.UNKNOWN
+        self._leave_place(wish)
+        if wish.unknown:
             self._hold_back(wish, context.now + limits.RETRY_FIRST)
             return
-        wish.unknown = False
         if answer.outcome is ClaimOutcome.EARLY:
             soonest = context.now + limits.RETRY_FIRST
             self._hold_back(wish, max(soonest, context.store_time.when(wish.slot)))
@@ -346,7 +369,11 @@ class Claiming:
                 slot=wish.slot,
                 blocking_slot=answer.run.run.blocking_slot,
             )
-        elif answer.outcome is ClaimOutcome.LOST:
+        elif answer.outcome is ClaimOutcome.LATE:
+            self._unclaimed(wish.job, wish.slot)
+        elif answer.outcome is ClaimOutcome.OLD:
+            self._context.log(Level.WARNING, "slots_missed", job=wish.job, count=1)
+        elif answer.outcome is ClaimOutcome.LOST and self._context.capabilities.leases:
             assert answer.run is not None, "a lost claim shows what it lost to"
             self.observe(answer.run)
             again = self._wishes.get((wish.job, wish.slot))

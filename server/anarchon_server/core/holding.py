@@ -72,7 +72,7 @@ class Hold:
     cancel_grace_ms: int
     stop_grace_ms: int
     timeout_ms: int | None
-    lease_end_at: int
+    lease_end_at: int | None
     trust_end: int
     renew_at: int
     confirmed: bool = True
@@ -91,10 +91,13 @@ class Hold:
 
     @classmethod
     def of(cls, job: Job, view: RunView, lease_ms: int, sent_at: int) -> Hold:
-        """The hold of a run whose lease was set by a request sent at `sent_at`."""
+        """The hold of a run whose lease was set by a request sent at `sent_at`.
+
+        Where the run has no lease (a claim-only backend) nobody can take it over: its token is
+        trusted until the run has ended, and renewed only when there is something to say.
+        """
         run = view.run
         assert run.current is not None
-        assert run.lease is not None
         heartbeat = min(job.heartbeat_ms, lease_ms // limits.HEARTBEAT_SHARE_MIN)
         return cls(
             token=run.token,
@@ -109,10 +112,15 @@ class Hold:
             cancel_grace_ms=job.cancel_grace_ms,
             stop_grace_ms=job.stop_grace_ms,
             timeout_ms=job.spec.timeout_ms,
-            lease_end_at=run.lease.end_at,
-            trust_end=trust_end(sent_at, lease_ms),
-            renew_at=sent_at + heartbeat,
+            lease_end_at=run.lease.end_at if run.lease else None,
+            trust_end=trust_end(sent_at, lease_ms) if run.lease else limits.NEVER,
+            renew_at=sent_at + heartbeat if run.lease else limits.NEVER,
         )
+
+    @property
+    def leased(self) -> bool:
+        """Whether a lease keeps it, which can be lost, and after which another may follow."""
+        return self.lease_end_at is not None
 
 
 @dataclass(slots=True)
@@ -228,7 +236,7 @@ class Holding:
         hold.handed_over = hold.accepted = True
         assert view.run.current is not None
         if view.run.current.started_at is None:  # the last sidecar died before it could say so
-            hold.started_at = self._context.store_now
+            self._has_started(hold)
         since = view.run.current.started_at or view.run.current.claimed_at
         if hold.timeout_ms is not None:
             ran_for = max(0, self._context.store_now - since)
@@ -244,7 +252,7 @@ class Holding:
 
     def _add(self, hold: Hold) -> None:
         self._holds[hold.token] = hold
-        self._context.timers.set(("trust", hold.token), hold.trust_end)
+        self._trust_until(hold, hold.trust_end)
 
     def pump_assignments(self) -> None:
         """Hands over what waits and may go: each client gets one batch."""
@@ -340,7 +348,7 @@ class Holding:
         if hold is not None and self._context.sessions.place_of(token) is session:
             if not hold.accepted:
                 hold.accepted = True
-                hold.started_at = self._context.store_now
+                self._has_started(hold)
             hold.silences = 0
             return None
         if token in self._results or token in self._recorded_lately:
@@ -381,7 +389,7 @@ class Holding:
         horizon = self._context.now + within_ms
         due = [h for h in self._holds.values() if h.renew_at <= horizon and not h.lapsing]
         for hold in due:  # now, not on the answer: what is asked for meanwhile must stand
-            hold.renew_at = self._context.now + hold.heartbeat_ms
+            hold.renew_at = self._context.now + hold.heartbeat_ms if hold.leased else limits.NEVER
         return tuple(self._renewal(hold) for hold in due)
 
     def _renewal(self, hold: Hold) -> Renewal:
@@ -406,14 +414,24 @@ class Holding:
             self._lose(hold, CancelReason.FENCED, _who(answer.run))
             return
         assert answer.run is not None
-        assert answer.run.run.lease is not None
         hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at
-        hold.trust_end = max(hold.trust_end, trust_end(sent_at, renewal.lease_ms))
-        hold.lease_end_at = answer.run.run.lease.end_at
         hold.cancel_stored = answer.run.run.cancel is not None
         if renewal.started_at is not None:
             hold.started_at = None  # the store has it
-        self._context.timers.set(("trust", hold.token), hold.trust_end)
+        if answer.run.run.lease is not None:
+            hold.lease_end_at = answer.run.run.lease.end_at
+            self._trust_until(hold, max(hold.trust_end, trust_end(sent_at, renewal.lease_ms)))
+
+    def _trust_until(self, hold: Hold, end: int) -> None:
+        hold.trust_end = end
+        if hold.leased:
+            self._context.timers.set(("trust", hold.token), end)
+
+    def _has_started(self, hold: Hold) -> None:
+        """History is told with the next renewal, or, without a lease, with the next heartbeat."""
+        hold.started_at = self._context.store_now
+        if not hold.leased:
+            hold.renew_at = self._context.now
 
     def not_renewed(self, renewals: Iterable[Renewal]) -> None:
         """The heartbeat that carried these failed: again within a second (S27)."""
@@ -425,6 +443,8 @@ class Holding:
     def doubt_all(self) -> None:
         """S4. Nothing is done on behalf of a lease until the store has confirmed it."""
         for hold in self._holds.values():
+            if not hold.leased:
+                continue
             hold.confirmed = False
             hold.doubted_at = self._context.now
             hold.renew_at = self._context.now
@@ -474,6 +494,9 @@ class Holding:
             self._context.timers.set(("grace", token), self._context.now + limits.RETRY_MAX)
             return
         self._end(hold, hold.cancel)
+        if not hold.leased and hold.cancel is not CancelReason.SHUTDOWN:
+            # Nobody else will ever find it to be over; after a shutdown a successor may adopt it.
+            self.release(hold.job, hold.slot, token, Reason.RUNNER_LOST)
         self._context.log(Level.WARNING, "cancel_ignored", job=hold.job, slot=hold.slot)
 
     def _lose(self, hold: Hold, reason: CancelReason, message: str) -> None:
@@ -522,6 +545,8 @@ class Holding:
             self._finish(token)
             if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
                 self._drop(token)  # such a stop changes nothing (S21a)
+                if not self._context.capabilities.leases:  # but nobody else will go on with it
+                    self.release(*named, token, Reason.RUNNER_LOST)
                 entry.receipts[index] = Receipt(ReceiptStatus.FENCED)
                 continue
             known = self._results.get(token)
@@ -665,11 +690,16 @@ class Holding:
         self.give_back(self._holds[token], Reason.RUNNER_LOST)
 
     def leave_to_lease(self, hold: Hold) -> None:
-        """Its handler may still run and nobody answers for it: it lapses (S23)."""
+        """Its handler may still run and nobody answers for it: it lapses (S23).
+
+        Where there is no lease to lapse, the run is lost with its client.
+        """
         self._drop(hold.token)
+        if not hold.leased:
+            self.release(hold.job, hold.slot, hold.token, Reason.RUNNER_LOST)
 
     def leave_all_to_leases(self) -> None:
-        """The instance ends: whatever is left lapses."""
+        """The instance ends: whatever is left lapses, or is adopted by its successor (S26)."""
         for token in tuple(self._holds):
             self._drop(token)
 

@@ -216,8 +216,13 @@ class Jobs:
             self._show(state, settled)
 
     def _show(self, state: JobState, settled: int) -> None:
-        """Whether a slot after `settled` is missed is looked at once a heartbeat."""
+        """Whether a slot after `settled` is missed is looked at once a heartbeat.
+
+        Without leases nothing is planned, and `settled` is where the schedule begins.
+        """
         state.settled = settled
+        if not self._context.capabilities.leases:
+            return
         job, schedule = state.job, state.job.schedule
         if state.overdue is None or state.overdue[0] != settled:
             first = schedule.next_after(settled)

@@ -192,8 +192,8 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One attempt handed to a client. `lease_end_at` is a time by the store's clock;
-    `timeout_ms` counts from now.
+    """One attempt handed to a client. `lease_end_at` is a time by the store's clock (None: there
+    is no lease); `timeout_ms` counts from now.
     """
 
     token: str

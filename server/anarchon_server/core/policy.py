@@ -27,7 +27,7 @@ from anarchon_server.core.model import (
     OverlapPolicy,
 )
 from anarchon_server.core.slots import Cron, Every, Schedule, ScheduleError, format_duration
-from anarchon_server.core.store import Capabilities
+from anarchon_server.core.store import LEASE_BACKENDS, Capabilities
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
@@ -130,6 +130,8 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
     `UnsupportedError`.
     """
     check_name("name", spec.name)
+    if not capabilities.leases:
+        _refuse_what_needs_a_lease(spec, capabilities.backend)
     _refuse_what_is_not_there_yet(spec, capabilities)
     schedule = read_schedule(spec)
     _refuse_what_is_over(spec, schedule, near_ms)
@@ -137,6 +139,8 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
     heartbeat = _heartbeat(spec, lease)
     _check_numbers(spec)
     _check_jitter(spec, schedule, near_ms)
+    if not capabilities.leases:
+        _check_records(spec, schedule, capabilities, near_ms)
     window = spec.catch_up_window_ms or limits.CATCH_UP_WINDOW
     return Job(
         spec=spec,
@@ -144,10 +148,11 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
         schedule=schedule,
         lease_ms=lease,
         heartbeat_ms=heartbeat,
-        overlap=spec.overlap or OverlapPolicy.SKIP,
+        overlap=spec.overlap
+        or (OverlapPolicy.SKIP if capabilities.leases else OverlapPolicy.ALLOW),
         catch_up=spec.catch_up or CatchUpPolicy.NONE,
         catch_up_limit=spec.catch_up_limit or limits.CATCH_UP_LIMIT,
-        max_attempts=spec.max_attempts or limits.MAX_ATTEMPTS,
+        max_attempts=spec.max_attempts or (limits.MAX_ATTEMPTS if capabilities.leases else 1),
         cancel_grace_ms=_or(spec.cancel_grace_ms, limits.CANCEL_GRACE),
         stop_grace_ms=_or(spec.stop_grace_ms, limits.STOP_GRACE),
     )
@@ -168,6 +173,54 @@ def _parsed(schedule: EverySchedule | CronSchedule, job: str) -> Schedule:
         return Cron(schedule.expression, schedule.time_zone, job)
     except ScheduleError as error:
         raise InvalidScheduleError(error.field, error.value, error.expected) from error
+
+
+def _refuse_what_needs_a_lease(spec: JobSpec, backend: str) -> None:
+    """What a job sets that a claim-only backend has not; what it leaves unset is the default."""
+    for feature, wanted in (
+        ("lease", spec.lease_ms is not None),
+        ("heartbeat", spec.heartbeat_ms is not None),
+        ("max_attempts", spec.max_attempts > 0),
+        (f"overlap={spec.overlap}", spec.overlap not in (None, OverlapPolicy.ALLOW)),
+        (f"catch_up={spec.catch_up}", spec.catch_up not in (None, CatchUpPolicy.NONE)),
+    ):
+        if wanted:
+            raise UnsupportedError(feature, backend, LEASE_BACKENDS)
+
+
+def _check_records(
+    spec: JobSpec, schedule: Schedule, capabilities: Capabilities, near_ms: int
+) -> None:
+    """S10. A claim-only backend must know who won a slot for as long as anybody may claim it."""
+    backend, gap = capabilities.backend, _shortest_gap(schedule, near_ms // limits.DAY * limits.DAY)
+    if gap < capabilities.least_gap_ms:
+        raise InvalidError(
+            "schedule",
+            shown(gap),
+            f"the shortest gap between two slots is at least {shown(capabilities.least_gap_ms)} "
+            f"on {backend}",
+        )
+    if capabilities.kept_ms is None:
+        return
+    most = capabilities.kept_ms - limits.RECORD_OVER_DEADLINE
+    if spec.start_deadline_ms is not None and spec.start_deadline_ms > most:
+        raise InvalidError(
+            "start_deadline",
+            shown(spec.start_deadline_ms),
+            f"at most {shown(most)} on {backend}, which knows for {shown(capabilities.kept_ms)} "
+            "who claimed a slot",
+        )
+    kept = capabilities.kept_slots
+    needed_ms = (spec.start_deadline_ms or limits.START_DEADLINE_MAX_DEFAULT) + (
+        limits.RECORD_OVER_DEADLINE
+    )
+    if kept is not None and gap * kept < needed_ms:
+        raise InvalidError(
+            "schedule",
+            shown(gap),
+            f"{backend} knows who claimed a job's newest {kept} slots, and must for "
+            f"{shown(needed_ms)}: the shortest gap is at least {shown(-(-needed_ms // kept))}",
+        )
 
 
 def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> None:

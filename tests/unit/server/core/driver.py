@@ -91,15 +91,16 @@ def every(period_ms: int = 10_000, name: str = "sync", **policies: Any) -> JobSp
 class World:
     """One moment for all. `now` is every sidecar's boot-time clock.
 
-    `store_step` moves the store's wall clock; `boot_leases` false lets it judge leases too.
+    `store_step` moves the store's wall clock; `boot_leases` false lets it judge leases too;
+    `leases` false: the store is claim-only.
     """
 
-    def __init__(self, *, boot_leases: bool = True) -> None:
+    def __init__(self, *, boot_leases: bool = True, leases: bool = True) -> None:
         self.now = 0
         self.store_step = 0
         self.boot_id = "boot"
         self.database = MemoryDatabase("database")
-        self.options = OpenOptions("default", self, boot_leases=boot_leases)
+        self.options = OpenOptions("default", self, boot_leases=boot_leases, leases=leases)
         self.store = MemoryStore(self.database, self.options)
         self.sidecars: list[Sidecar] = []
 

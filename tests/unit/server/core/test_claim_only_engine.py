@@ -1,0 +1,416 @@
+"""An instance on a store without leases: one attempt a run, and nobody to take over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
+from anarchon_server.core.limits import DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
+from anarchon_server.core.messages import (
+    KeepAliveAnswer,
+    Method,
+    ReceiptStatus,
+    Suspended,
+)
+from anarchon_server.core.model import (
+    CancelReason,
+    CatchUpPolicy,
+    JobSpec,
+    OverlapPolicy,
+    Reason,
+    RunState,
+)
+from anarchon_server.core.policy import resolve
+from anarchon_server.core.store import (
+    CLAIM_ONLY_OVERLAP,
+    Capabilities,
+    ClaimAnswer,
+    ClaimOutcome,
+)
+from tests.unit.server.core.driver import (
+    START,
+    FakeClient,
+    Sidecar,
+    World,
+    current,
+    every,
+    holder,
+)
+
+SLOT = 10_000
+LOST = (1, "failed", "runner_lost")
+DONE = (1, "success", "")
+
+
+def lone(*specs: JobSpec, **options: object) -> tuple[World, Sidecar, FakeClient]:
+    """One instance with one client, its jobs registered."""
+    world = World(leases=False)
+    sidecar = Sidecar(world)
+    client = sidecar.ready_client(*specs, **options)
+    return world, sidecar, client
+
+
+def running(*specs: JobSpec, **options: object) -> tuple[World, Sidecar, FakeClient]:
+    """Such an instance, with the first slot handed over and accepted."""
+    world, sidecar, client = lone(*specs, **options)
+    world.run_until(SLOT)
+    client.keep_alive()
+    world.run_for(6_000)
+    assert world.run(SLOT).run.state is RunState.RUNNING
+    return world, sidecar, client
+
+
+def at_slot(world: World, sidecar: Sidecar, slot: int = SLOT) -> None:
+    """Comes to a slot, and leaves the claim for it without an answer."""
+    world.run_until(slot - 1)
+    world.now = slot
+    sidecar.tick()
+    assert sidecar.waits(Method.CLAIM)
+
+
+# --- Claiming ----------------------------------------------------------------------------
+
+
+def test_s10_every_slot_is_run_once_by_two_instances() -> None:
+    world, sidecar, _ = lone(lasts_ms=100)
+    Sidecar(world, "b").ready_client(lasts_ms=100)
+    world.run_until(65_000)
+    assert world.slots() == [10_000, 20_000, 30_000, 40_000, 50_000, 60_000]
+    assert {current(view) for view in world.runs()} == {DONE}
+    assert not sidecar.logged("slots_missed")
+
+
+def test_s19_a_loser_is_nobodys_backup() -> None:
+    world, sidecar, _ = lone(lasts_ms=None)
+    backup = Sidecar(world, "b")
+    backup.ready_client()
+    world.run_until(SLOT + 100)
+    sidecar.die()
+    world.run_until(SLOT + 5 * MINUTE)
+    assert holder(world.run(SLOT).run) == "a"
+    assert world.run(SLOT).run.attempt == 1
+    assert all(claim.seen_attempt == 0 for claim in backup.claims)
+    assert all(not beat.looks for beat in backup.beats)
+
+
+def test_s20_nothing_is_ever_planned() -> None:
+    world, sidecar, _ = lone(lasts_ms=100)
+    world.run_until(15_000)
+    sidecar.away = "down"
+    world.run_until(95_000)
+    sidecar.away = None
+    world.run_until(125_000)
+    assert not sidecar.called(Method.SETTLE)
+    assert 110_000 in world.slots()
+    assert 40_000 not in world.slots()
+    assert sidecar.logged("slot_not_claimed")
+
+
+def test_s13_a_full_instance_claims_nothing_and_says_what_it_let_go() -> None:
+    world, sidecar, client = lone(max_concurrency=1)
+    world.run_until(SLOT)
+    client.keep_alive()
+    world.run_until(SLOT + 25_000)
+    assert world.slots() == [SLOT]
+    assert [claim.slot - START for claim in sidecar.claims] == [SLOT]
+    assert [log.fields["slot"] - START for log in sidecar.logged("slot_not_claimed")] == [20_000]
+    client.complete(result="done")
+    world.run_for(1)
+    assert 30_000 in world.slots(), "it is claimed when there is room, until it is missed"
+
+
+def test_i6_a_slot_that_the_store_passed_over_is_counted_as_missed() -> None:
+    world, sidecar, _ = lone()
+    at_slot(world, sidecar)
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.OLD))
+    assert [log.fields for log in sidecar.logged("slots_missed")] == [{"job": "sync", "count": 1}]
+    world.run_for(5_000)
+    assert len(sidecar.claims) == 1
+
+
+def test_s11_an_unknown_claim_is_asked_again_and_keeps_its_place() -> None:
+    world, sidecar, client = lone(max_concurrency=1)
+    at_slot(world, sidecar)
+    sidecar.execute(sidecar.pending(Method.CLAIM))
+    sidecar.fail(Method.CLAIM, unknown=True)
+    world.run_for(5_000)
+    first, again = sidecar.claims[:2]
+    assert (again.token, again.may_run) == (first.token, True)
+    assert client.only().token == first.token
+
+
+@pytest.mark.parametrize("by_answer", [True, False])
+def test_s11_an_unknown_claim_is_given_up_before_its_record_may_be_gone(by_answer: bool) -> None:
+    """S10. Asked once more it could win a slot that somebody else has run."""
+    world, sidecar, _ = lone()
+    at_slot(world, sidecar)
+    if by_answer:
+        sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.UNKNOWN))
+    else:
+        sidecar.fail(Method.CLAIM, unknown=True)
+    sidecar.away = "unknown"
+    world.run_until(SLOT + 10_000 + UNKNOWN_ASKED_FOR)
+    asked = [claim for claim in sidecar.claims if claim.slot == START + SLOT]
+    assert asked[-1].slot > 0
+    before = len(asked)
+    assert before > 10
+    world.run_for(MINUTE)
+    sidecar.away = None
+    world.run_for(MINUTE)
+    assert sum(claim.slot == START + SLOT for claim in sidecar.claims) == before
+    assert SLOT not in world.slots()
+
+
+def test_s11_a_win_that_comes_to_light_after_the_job_is_gone_is_given_back() -> None:
+    world, sidecar, client = lone()
+    at_slot(world, sidecar)
+    sidecar.execute(sidecar.pending(Method.CLAIM))
+    sidecar.fail(Method.CLAIM, unknown=True)
+    client.close()
+    world.run_for(2_000)
+    assert current(world.run(SLOT)) == (1, "failed", Reason.NOT_ACCEPTED)
+
+
+# --- Running -----------------------------------------------------------------------------
+
+
+def test_s17_the_fence_is_the_slot_and_no_lease_is_shown() -> None:
+    world, _, client = lone()
+    world.run_until(SLOT)
+    assignment = client.only()
+    assert (assignment.fence, assignment.attempt) == ((START + SLOT) * 1_000, 1)
+    assert assignment.lease_end_at is None
+
+
+def test_s15_nothing_is_renewed_but_that_it_started_is_told() -> None:
+    world, sidecar, client = running()
+    world.run_for(5 * MINUTE)
+    renewals = [
+        r for beat in sidecar.beats for r in beat.renewals if r.token == client.assigned[0].token
+    ]
+    assert len(renewals) == 1
+    assert renewals[0].started_at == START + SLOT
+    assert client.assigned[0].token in client.running
+    assert not client.cancelled
+
+
+def test_s27_a_run_goes_on_while_the_store_is_away_and_its_result_waits() -> None:
+    world, sidecar, client = running()
+    sidecar.away = "down"
+    world.run_for(2 * MINUTE)
+    assert not client.cancelled
+    number = client.complete(result="done")
+    world.run_for(MINUTE)
+    assert sidecar.answer_to(number) is None
+    sidecar.away = None
+    world.run_for(5_000)
+    assert client.receipts(number)[0].status is ReceiptStatus.RECORDED
+    assert current(world.run(SLOT)) == DONE
+
+
+def test_s4_a_suspension_takes_nothing_away() -> None:
+    world, sidecar, client = running()
+    world.jump(9_000)
+    sidecar.feed(Suspended(9_000))
+    answer = sidecar.answer_to(client.ask_to_live())
+    assert isinstance(answer, KeepAliveAnswer)
+    assert answer.lost == ()
+    client.complete(result="done")
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == DONE
+
+
+def test_s22_a_failure_is_final() -> None:
+    world, _, client = running()
+    client.complete(stopped=CancelReason.TIMEOUT)
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def test_s21_a_handler_that_ignores_its_timeout_has_failed_and_keeps_its_place() -> None:
+    world, _, client = running(every(timeout_ms=8_000, cancel_grace_ms=1_000), max_concurrency=1)
+    world.run_until(SLOT + 9_100)
+    assert client.reasons() == [CancelReason.TIMEOUT]
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+    world.run_for(5_000)
+    assert world.slots() == [SLOT], "its place is taken until it reports"
+
+
+# --- Clients and sidecars that go --------------------------------------------------------
+
+
+def test_s24_the_run_of_a_client_that_is_gone_has_failed() -> None:
+    world, _, client = running(watchable=True)
+    client.exit()
+    world.run_for(100)
+    assert current(world.run(SLOT)) == LOST
+
+
+def test_s25_the_run_of_a_client_that_is_frozen_has_failed_a_margin_after_its_session() -> None:
+    world, _, client = running()
+    client.silent = True
+    world.run_for(15_000)
+    assert world.run(SLOT).run.state is RunState.RUNNING
+    world.run_for(10_000)
+    assert current(world.run(SLOT)) == LOST
+
+
+def test_s25_having_lost_trust_the_run_has_failed() -> None:
+    """Nobody else goes on with it."""
+    world, _, client = running()
+    number = client.complete(stopped=CancelReason.LEASE_LOST)
+    assert client.receipts(number)[0].status is ReceiptStatus.FENCED
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == LOST
+
+
+def test_s25_a_client_that_leaves_with_a_handler_still_running_has_lost_the_run() -> None:
+    world, _, client = running()
+    client.close()
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == LOST
+
+
+def test_s26_a_sidecar_that_comes_back_adopts_the_run() -> None:
+    world, sidecar, client = running()
+    assignment = client.only()
+    sidecar.die()
+    successor = Sidecar(world, "b")
+    successor.tick()
+    successor.settle()
+    again = FakeClient(successor, "client", (every(),), in_flight=(assignment.token,))
+    again.subscribe()
+    successor.settle()
+    assert again.attached is not None
+    assert again.attached.lost == ()
+    again.running[assignment.token] = assignment
+    again.keep_alive()
+    world.run_for(MINUTE)
+    assert holder(world.run(SLOT).run) == "b"
+    again.complete(assignment.token, result="done")
+    world.run_for(1_000)
+    assert current(world.run(SLOT)) == DONE
+
+
+def test_s26_a_token_that_lost_is_not_adopted() -> None:
+    world, _, client = running()
+    successor = Sidecar(world, "b")
+    successor.tick()
+    successor.settle()
+    wrong = client.only().token.replace(".a", ".z", 1)
+    again = FakeClient(successor, "other", (every(),), in_flight=(wrong,))
+    again.subscribe()
+    successor.settle()
+    assert again.attached is not None
+    assert [lost.token for lost in again.attached.lost] == [wrong]
+
+
+# --- Stopping ----------------------------------------------------------------------------
+
+
+def test_s23_a_stop_waits_for_handlers_and_records_what_they_return() -> None:
+    world, sidecar, client = running()
+    sidecar.stop()
+    world.run_for(3_000)
+    client.complete(result="done")
+    world.run_for(1_000)
+    assert sidecar.stopped
+    assert current(world.run(SLOT)) == DONE
+
+
+def test_s23_a_handler_that_obeys_a_stop_leaves_a_run_that_has_failed() -> None:
+    world, sidecar, client = running(every(stop_grace_ms=1_000))
+    sidecar.stop()
+    world.run_for(1_500)
+    assert client.reasons() == [CancelReason.SHUTDOWN]
+    client.complete(stopped=CancelReason.SHUTDOWN)
+    world.run_for(1_000)
+    assert sidecar.stopped
+    assert current(world.run(SLOT)) == LOST
+
+
+def test_s23_what_still_runs_when_the_sidecar_ends_is_left_for_its_successor_to_adopt() -> None:
+    world, sidecar, client = running(every(stop_grace_ms=1_000, cancel_grace_ms=1_000))
+    sidecar.stop()
+    world.run_for(60_000)
+    assert sidecar.stopped
+    assert not world.run(SLOT).run.state.final
+    assert client.running
+
+
+# --- What is refused ---------------------------------------------------------------------
+
+
+CLAIM = Capabilities("redis:script", leases=False, overlap=CLAIM_ONLY_OVERLAP)
+
+
+@pytest.mark.parametrize(
+    ("policies", "feature"),
+    [
+        ({"lease_ms": 30_000}, "lease"),
+        ({"heartbeat_ms": 5_000}, "heartbeat"),
+        ({"max_attempts": 1}, "max_attempts"),
+        ({"overlap": OverlapPolicy.SKIP}, "overlap=skip"),
+        ({"catch_up": CatchUpPolicy.LATEST}, "catch_up=latest"),
+    ],
+)
+def test_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
+    policies: dict[str, object], feature: str
+) -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        resolve(every(**policies), CLAIM, 30_000, START)
+    assert (refused.value.feature, refused.value.backend) == (feature, "redis:script")
+    assert "redis:lease" in refused.value.backends
+    assert str(refused.value).startswith(
+        f"{feature} is not supported by redis:script; backends that can: memory, "
+    )
+
+
+def test_what_is_not_set_takes_the_backends_default() -> None:
+    job = resolve(every(), CLAIM, 12_000, START)
+    assert (job.overlap, job.catch_up, job.max_attempts) == ("allow", "none", 1)
+    assert (job.lease_ms, job.heartbeat_ms) == (12_000, 2_000), (
+        "of which the session's time is made"
+    )
+    same = resolve(
+        every(overlap=OverlapPolicy.ALLOW, catch_up=CatchUpPolicy.NONE), CLAIM, 12_000, START
+    )
+    assert (same.overlap, same.catch_up) == (job.overlap, job.catch_up)
+
+
+def test_a_client_is_told_of_every_job_that_is_refused() -> None:
+    world = World(leases=False)
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    client = sidecar.client(every(name="a", lease_ms=3_000), every(name="b", max_attempts=2))
+    error = client.error
+    assert isinstance(error, InvalidJobsError)
+    assert [(name, problem.feature) for _, name, problem in error.problems] == [  # type: ignore[union-attr]
+        ("a", "lease"),
+        ("b", "max_attempts"),
+    ]
+
+
+def test_s10_jobs_whose_records_would_be_gone_too_soon_are_refused() -> None:
+    kept = replace(CLAIM, kept_ms=HOUR)
+    resolve(every(start_deadline_ms=50 * MINUTE), kept, 30_000, START)
+    with pytest.raises(InvalidError, match=r"start_deadline is '50m1ms': at most 50m on redis"):
+        resolve(every(start_deadline_ms=50 * MINUTE + 1), kept, 30_000, START)
+
+
+def test_s10_jobs_with_more_slots_than_records_are_refused() -> None:
+    kept = replace(CLAIM, backend="redis:idmp", kept_ms=DAY, kept_slots=10_000)
+    resolve(every(100), kept, 30_000, START)
+    with pytest.raises(InvalidError, match=r"newest 10000 slots, and must for 40m: .* least 240ms"):
+        resolve(every(200, start_deadline_ms=30 * MINUTE), kept, 30_000, START)
+
+
+def test_jobs_that_are_too_fast_for_the_backend_are_refused() -> None:
+    slow = replace(CLAIM, backend="rabbitmq", least_gap_ms=5_000)
+    resolve(every(5_000), slow, 30_000, START)
+    with pytest.raises(InvalidError, match="between two slots is at least 5s on rabbitmq"):
+        resolve(every(4_999), slow, 30_000, START)
