@@ -16,8 +16,9 @@ from itertools import chain, count
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from anarchon_server.core import claim_only, machine, model
+from anarchon_server.core import claim_only, control, machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.control import ControlVerdict
 from anarchon_server.core.errors import StoreRefused, UnsupportedError
 
 _T = TypeVar("_T")
@@ -53,6 +54,8 @@ class _Space:
     runs: dict[str, dict[int, model.Run]] = field(default_factory=dict)
     unfinished: dict[str, dict[int, model.Run]] = field(default_factory=dict)
     attempts: dict[tuple[str, int], dict[int, model.Attempt]] = field(default_factory=dict)
+    requests: dict[tuple[str, str], int] = field(default_factory=dict)  # to slots
+    payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
     watchers: WeakValueDictionary[int, asyncio.Event] = field(default_factory=WeakValueDictionary)
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -82,12 +85,23 @@ class _Space:
                 unfinished[run.slot] = run
             attempts = self.attempts.setdefault((run.job, run.slot), {})
             attempts.update((attempt.attempt, attempt) for attempt in each.attempts)
-            if run.freed:
+            if each.is_news:
                 self.wake_watchers()
 
     def delete(self, run: model.Run) -> None:
         del self.runs[run.job][run.slot]
         self.attempts.pop((run.job, run.slot), None)
+        self.requests.pop((run.job, run.request_id), None)
+        self.payloads.pop((run.job, run.slot), None)
+
+    def others(self, job: str, slot: int) -> list[model.Run]:
+        """The job's runs at other slots that are not final."""
+        return [run for run in self.unfinished.get(job, {}).values() if run.slot != slot]
+
+    def due(self, job: str) -> model.Run | None:
+        """The job's oldest run that waits."""
+        waiting = [run for run in self.unfinished.get(job, {}).values() if run.waits]
+        return min(waiting, key=lambda run: run.slot, default=None)
 
     def held(self, now: machine.Moment, job: str) -> tuple[machine.HeldDefinition, ...]:
         """What live instances hold of the job."""
@@ -140,7 +154,14 @@ class MemoryStore:
         self._rules = machine if self._leased else claim_only
         if self._leased:
             self._capabilities = port.Capabilities(
-                backend="memory", boot_leases=options.boot_leases, notifies=True, shared=shared
+                backend="memory",
+                boot_leases=options.boot_leases,
+                notifies=True,
+                shared=shared,
+                overlap=frozenset(model.OverlapPolicy),
+                catch_up=frozenset(model.CatchUpPolicy),
+                retries=True,
+                control=True,
             )
         else:
             self._capabilities = port.Capabilities(
@@ -191,13 +212,15 @@ class MemoryStore:
                 space.job(claim.job),
                 space.settled(claim.job, claim.schedule_id),
                 space.run(claim.job, claim.slot),
-                [r for r in space.unfinished.get(claim.job, {}).values() if r.slot != claim.slot],
+                space.others(claim.job, claim.slot),
             )
             space.save(verdict.saved)
             if claim.job in space.jobs:
                 space.jobs[claim.job] = verdict.job
             space.settle(claim.job, claim.schedule_id, verdict.settled)
-            answers.append(verdict.answer)
+            payload = space.payloads.get((claim.job, claim.slot), b"")
+            won = verdict.answer.outcome is port.ClaimOutcome.WON
+            answers.append(replace(verdict.answer, payload=payload if won else b""))
         return self._reply(now, answers, (claim.job for claim in claims))
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
@@ -214,11 +237,60 @@ class MemoryStore:
                 space.job(plan.job),
                 space.settled(plan.job, plan.schedule_id),
                 frozenset(missed.slot for missed in plan.slots if missed.slot in rows),
+                self._caught_up(plan.job),
             )
             space.save(verdict.saved)
             space.settle(plan.job, plan.schedule_id, verdict.answer.settled)
             answers.append(verdict.answer)
         return self._reply(now, answers, (plan.job for plan in plans))
+
+    def _caught_up(self, job: str) -> list[model.Run]:
+        waiting = self._space.unfinished.get(job, {}).values()
+        return [run for run in waiting if run.waits and run.trigger is model.Trigger.CATCH_UP]
+
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Pauses, resumes, triggers and cancels."""
+        if not self._leased:
+            raise UnsupportedError("control", self._capabilities.backend, port.LEASE_BACKENDS)
+        space, now = self._space, self._now()
+        answers: list[port.ControlAnswer] = []
+        for act in acts:
+            verdict = self._judge(act, now)
+            space.save(verdict.saved)
+            if act.job in space.jobs:
+                space.jobs[act.job] = verdict.job
+            for schedule_id, settled in (verdict.settled or {}).items():
+                space.settle(act.job, schedule_id, settled)
+            answers.append(verdict.answer)
+        return self._reply(now, answers, (act.job for act in acts))
+
+    def _judge(self, act: port.Control, now: machine.Moment) -> ControlVerdict:
+        space = self._space
+        job, rows = space.job(act.job), space.runs.get(act.job, {})
+        match act:
+            case port.Pause():
+                return control.judge_pause(act, now, job, space.others(act.job, -1))
+            case port.Resume():
+                in_use = {
+                    schedule_id: settled
+                    for schedule_id in control.schedules_in_use(job, space.held(now, act.job))
+                    if (settled := space.settled(act.job, schedule_id)) is not None
+                }
+                return control.judge_resume(
+                    act, now, job, in_use, rows.keys(), self._caught_up(act.job)
+                )
+            case port.TriggerRun():
+                before = rows.get(space.requests.get((act.job, act.request_id), -1))
+                verdict = control.judge_trigger(
+                    act, now, job, before, rows.keys(), space.others(act.job, -1)
+                )
+                made = verdict.answer.run
+                if before is None and made is not None:
+                    space.requests[act.job, act.request_id] = made.run.slot
+                    space.payloads[act.job, made.run.slot] = act.payload
+                return verdict
+            case port.CancelRun():
+                return control.judge_cancel(act, now, job, rows.get(act.slot))
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat."""
@@ -281,7 +353,10 @@ class MemoryStore:
             past = next((a for a in attempts if a.token == completion.token), None)
             verdict = self._rules.judge_completion(completion, now, run, past)
             space.save([verdict.saved] if verdict.saved else [])
-            answers.append(verdict.answer)
+            due = space.due(completion.job)
+            if due is not None and verdict.saved is not None:
+                space.wake_watchers()
+            answers.append(replace(verdict.answer, due=machine.view(due, now) if due else None))
         return self._reply(now, answers, (completion.job for completion in completions))
 
     async def release(self, releases: Sequence[port.Release]) -> port.Reply[port.TokenAnswer]:
@@ -382,6 +457,8 @@ class MemoryStore:
                     last_run=machine.without_traces(self._shown(runs[max(runs)], now))
                     if runs
                     else None,
+                    paused_at=job.paused_at,
+                    pause_reason=job.pause_reason,
                 )
             )
         return self._reply(now, views, (seen.name for seen in views))

@@ -21,7 +21,9 @@ from anarchon_server.core.limits import (
 )
 from anarchon_server.core.model import (
     Attempt,
+    AttemptCause,
     CancelReason,
+    CatchUpPolicy,
     Definition,
     Instance,
     InstanceState,
@@ -45,7 +47,6 @@ from anarchon_server.core.store import (
     Renewal,
     TokenAnswer,
     TokenOutcome,
-    cause_of,
 )
 
 _CANCELLED_AS = {
@@ -80,7 +81,8 @@ class JobRecord:
 
     No slot at or below `floor` that has no row is ever claimed or planned (S2); `fence` is
     the highest ever given. `definition_id` and its `schedule_id` are the current definition's
-    (empty: there is none), current since `definition_at` (S28).
+    (empty: there is none), current since `definition_at` (S28). `paused_at` is when the pause
+    began (None: it is not paused, S29).
     """
 
     job: str
@@ -89,6 +91,8 @@ class JobRecord:
     definition_id: str = ""
     schedule_id: str = ""
     definition_at: int = 0
+    paused_at: int | None = None
+    pause_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,14 @@ class Saved:
 
     run: Run
     attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def is_news(self) -> bool:
+        """Whether other instances should look soon: it may be claimed, or is to stop."""
+        run = self.run
+        free = bool(run.freed) or (run.waits and not run.blocking_slot)
+        to_stop = run.cancel in (CancelReason.REQUESTED, CancelReason.SUPERSEDED)
+        return free or (to_stop and not run.state.final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +185,18 @@ def lease_left(run: Run, now: Moment) -> int | None:
     return 0 if written_before_a_step else left
 
 
+def retry_left(run: Run, now: Moment) -> int | None:
+    """How long a RETRYING run still waits (ms), at least 0; None: it is none.
+
+    A time further ahead than its delay and a second was written before a step back (S1).
+    """
+    if run.state is not RunState.RETRYING:
+        return None
+    assert run.retry_at is not None, "a run that is retried has a time for it"
+    left = run.retry_at - now.at
+    return 0 if left > run.retry_delay_ms + EARLY_MAX else max(0, left)
+
+
 def view(run: Run, now: Moment, attempts: Sequence[Attempt] = ()) -> RunView:
     """The run as it shows at this moment: an attempt whose lease is over is INTERRUPTED."""
     left = lease_left(run, now)
@@ -182,7 +206,7 @@ def view(run: Run, now: Moment, attempts: Sequence[Attempt] = ()) -> RunView:
         shown = tuple(lapsed if a.attempt == lapsed.attempt else a for a in attempts)
         run = replace(run, state=RunState.INTERRUPTED, reason=Reason.RUNNER_LOST, current=lapsed)
         return RunView(run, left, shown)
-    return RunView(run, left, tuple(attempts))
+    return RunView(run, left, tuple(attempts), retry_left(run, now))
 
 
 def first_attempt_shown(run: Run) -> int:
@@ -195,7 +219,8 @@ def without_traces(seen: RunView) -> RunView:
     run = seen.run
     if run.current is not None:
         run = replace(run, current=_without_trace(run.current))
-    return RunView(run, seen.lease_left_ms, tuple(_without_trace(a) for a in seen.attempts))
+    attempts = tuple(_without_trace(attempt) for attempt in seen.attempts)
+    return replace(seen, run=run, attempts=attempts)
 
 
 def _without_trace(attempt: Attempt) -> Attempt:
@@ -218,15 +243,17 @@ def judge_claim(
     """Decides a claim, in the order of S2.
 
     `settled` is that of the claim's schedule (None: the store does not know it), `run` the
-    slot's row, `others` the unfinished runs of the job at other slots (not looked at where
+    slot's row, `others` the runs of the job at other slots that are not final (not looked at where
     overlap is allowed).
     """
     if run is not None:
-        return _claim_of_a_row(claim, now, job, settled, run)
+        return _claim_of_a_row(claim, now, job, settled, run, others)
     if settled is None:
         return _unchanged(ClaimOutcome.UNREGISTERED, job, settled)
     if claim.slot > now.at + EARLY_MAX:
         return _unchanged(ClaimOutcome.EARLY, job, settled)
+    if job.paused_at is not None:
+        return _unchanged(ClaimOutcome.PAUSED, job, settled)
     if claim.slot <= max(job.floor, settled) or claim.slot < now.at - claim.start_deadline_ms:
         return _unchanged(ClaimOutcome.LATE, job, settled)
     if claim.seen_attempt:  # the run it saw has been pruned meanwhile
@@ -235,20 +262,34 @@ def judge_claim(
 
 
 def _claim_of_a_row(
-    claim: Claim, now: Moment, job: JobRecord, settled: int | None, run: Run
+    claim: Claim,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    run: Run,
+    others: Iterable[Run],
 ) -> ClaimVerdict:
     if run.token == claim.token and _is_good(run, now):
         renewed = replace(run, lease=_renewed(run.lease, claim.lease_ms, now))
         answer = ClaimAnswer(ClaimOutcome.WON, view(renewed, now))
         return ClaimVerdict(answer, job, settled, (Saved(renewed),))
     saw_the_present = (claim.seen_attempt, claim.seen_token) == (run.attempt, run.token)
-    if run.state.final or not claim.seen_attempt or not saw_the_present:
+    if run.state.final or not saw_the_present:
         return _lost(run, now, job, settled)
-    return _take_over(claim, now, job, settled, run)
+    if (run.waits and run.slot > now.at + EARLY_MAX) or retry_left(run, now):
+        return ClaimVerdict(ClaimAnswer(ClaimOutcome.EARLY, view(run, now)), job, settled)
+    if run.waits or run.state is RunState.RETRYING:
+        return _go_on(claim, now, job, settled, run, others)
+    return _take_over(claim, now, job, settled, run, others)
 
 
 def _take_over(
-    claim: Claim, now: Moment, job: JobRecord, settled: int | None, run: Run
+    claim: Claim,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    run: Run,
+    others: Iterable[Run],
 ) -> ClaimVerdict:
     """S19. The run's present attempt is over if two witnesses agree, or it was freed."""
     if not _over(run, now, _witnessed(claim, now)):
@@ -256,63 +297,192 @@ def _take_over(
         if stepped and _over(run, now, witnessed=True):
             return _unchanged(ClaimOutcome.CLOCK_STEP, job, settled)
         return _lost(run, now, job, settled)
+    return _go_on(claim, now, job, settled, run, others)
+
+
+def _go_on(
+    claim: Claim,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    run: Run,
+    others: Iterable[Run],
+) -> ClaimVerdict:
+    """The next attempt of a run that has a row and no attempt in progress, if nothing forbids it."""
     ended = _ended_instead(run, now)
-    if ended is not None:
-        return _lost(ended.run, now, job, settled, (ended,))
+    between, ahead = _ahead(claim, now, run, others)
+    if ended is not None and not (ahead is not None and ended.run.reason == Reason.ABANDONED):
+        return _lost(ended.run, now, job, settled, (*between, ended))
+    if ahead is not None:
+        return ClaimVerdict(
+            ClaimAnswer(ClaimOutcome.QUEUED, view(run, now)), job, settled, tuple(between)
+        )
     if not claim.may_run:
         answer = ClaimAnswer(ClaimOutcome.UNCHANGED, view(run, now))
-        return ClaimVerdict(answer, job, settled)
-    return _won(claim, now, job, settled, _interrupted(run, now))
+        return ClaimVerdict(answer, job, settled, tuple(between))
+    verdict = _won(claim, now, job, settled, _interrupted(run, now), _cause_after(run))
+    return replace(verdict, saved=(*between, *verdict.saved))
+
+
+def _cause_after(run: Run) -> AttemptCause:
+    if run.waits:
+        return AttemptCause.CLAIM
+    return AttemptCause.RETRY if _is_retried(run) else AttemptCause.TAKEOVER
+
+
+def _ahead(
+    claim: Claim, now: Moment, run: Run, others: Iterable[Run]
+) -> tuple[list[Saved], Run | None]:
+    """What goes before a run that has a row: what this finds to be over for good, and the first.
+
+    A run that waits goes after every unfinished one and after those that wait longer (S18, S20).
+    One that was begun goes after what is in progress; of several that were, after the older.
+    """
+    if claim.overlap is OverlapPolicy.ALLOW:
+        return [], None
+    witnessed = _witnessed(claim, now)
+    ended: list[Saved] = []
+    first: Run | None = None
+    for other in others:
+        older = other.slot < run.slot
+        if other.waits:
+            before = run.waits and older
+        else:
+            over = _over(other, now, witnessed)
+            end = _ended_instead(other, now) if over else None
+            if end is not None:
+                ended.append(end)
+                continue
+            before = run.waits or not over or older
+        if before and (first is None or other.slot < first.slot):
+            first = other
+    return ended, first
 
 
 def _first_claim(
     claim: Claim, now: Moment, job: JobRecord, settled: int, others: Iterable[Run]
 ) -> ClaimVerdict:
-    ended, blocking = _in_the_way(claim, now, others)
-    if blocking is not None:
-        if claim.slot > now.at:
-            verdict = _unchanged(ClaimOutcome.EARLY, job, settled)
-            return replace(verdict, saved=ended)
-        skipped = Run(
-            claim.job,
-            claim.slot,
-            Trigger.SCHEDULE,
-            RunState.SKIPPED,
-            Reason.OVERLAP,
-            blocking_slot=blocking.slot,
-            ended_at=now.at,
-        )
-        answer = ClaimAnswer(ClaimOutcome.SKIPPED, view(skipped, now))
+    """S18. What a due slot does, by what else there is of its job."""
+    ended, unfinished, waiting = _in_the_way(claim, now, others)
+    queues = claim.overlap in (OverlapPolicy.QUEUE, OverlapPolicy.CANCEL)
+    older = [run for run in waiting if queues and run.slot < claim.slot]
+    in_the_way = unfinished + older
+    if in_the_way and claim.slot > now.at:
+        return replace(_unchanged(ClaimOutcome.EARLY, job, settled), saved=tuple(ended))
+    superseding = claim.overlap is OverlapPolicy.CANCEL and bool(unfinished)
+    if superseding:
+        witnessed = _witnessed(claim, now)
+        asked = [asked_to_stop(run, now, CancelReason.SUPERSEDED, witnessed) for run in unfinished]
+        ended += asked
+        in_the_way = [saved.run for saved in asked if not saved.run.state.final] + older
+    if in_the_way:
+        blocking = min(in_the_way, key=lambda run: run.slot)
+        own = _queued(claim, now, blocking, waiting) if queues else _skipped(claim, now, blocking)
+        word = ClaimOutcome.SKIPPED if own[-1].run.state.final else ClaimOutcome.QUEUED
+        answer = ClaimAnswer(word, view(own[-1].run, now))
         moved = _settled_after(claim, settled)
-        return ClaimVerdict(answer, job, moved, (*ended, Saved(skipped)))
+        return ClaimVerdict(answer, job, moved, (*ended, *own))
+    if not claim.may_run and superseding:
+        due = Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.DUE, window_ms=claim.window_ms)
+        answer = ClaimAnswer(ClaimOutcome.QUEUED, view(due, now))
+        return ClaimVerdict(answer, job, _settled_after(claim, settled), (*ended, Saved(due)))
     if not claim.may_run:
-        return replace(_unchanged(ClaimOutcome.UNCHANGED, job, settled), saved=ended)
+        verdict = _unchanged(ClaimOutcome.UNCHANGED, job, settled)
+        return replace(verdict, saved=tuple(ended))
     fresh = Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.DUE)
-    verdict = _won(claim, now, job, _settled_after(claim, settled), Saved(fresh))
+    verdict = _won(
+        claim, now, job, _settled_after(claim, settled), Saved(fresh), AttemptCause.CLAIM
+    )
     return replace(verdict, saved=(*ended, *verdict.saved))
 
 
 def _in_the_way(
     claim: Claim, now: Moment, others: Iterable[Run]
-) -> tuple[tuple[Saved, ...], Run | None]:
-    """The runs this claim finds to be over for good, and the oldest that blocks it (S18)."""
+) -> tuple[list[Saved], list[Run], list[Run]]:
+    """The runs this claim finds to be over for good, those that are unfinished, those that wait."""
     if claim.overlap is OverlapPolicy.ALLOW:
-        return (), None
-    assert claim.overlap is OverlapPolicy.SKIP, "other policies are refused at registration"
+        return [], [], []
     witnessed = _witnessed(claim, now)
     ended: list[Saved] = []
-    blocking: Run | None = None
+    unfinished: list[Run] = []
+    waiting: list[Run] = []
     for other in others:
+        if other.waits:
+            waiting.append(other)
+            continue
         end = _ended_instead(other, now) if _over(other, now, witnessed) else None
         if end is not None:
             ended.append(end)
-        elif blocking is None or other.slot < blocking.slot:
-            blocking = other
-    return tuple(ended), blocking
+        else:
+            unfinished.append(other)
+    return ended, unfinished, waiting
+
+
+def _skipped(claim: Claim, now: Moment, blocking: Run) -> list[Saved]:
+    return [
+        Saved(
+            Run(
+                claim.job,
+                claim.slot,
+                Trigger.SCHEDULE,
+                RunState.SKIPPED,
+                Reason.OVERLAP,
+                blocking_slot=blocking.slot,
+                ended_at=now.at,
+            )
+        )
+    ]
+
+
+def _queued(claim: Claim, now: Moment, blocking: Run, waiting: Iterable[Run]) -> list[Saved]:
+    """The slot waits; of two that wait by the schedule the newer stays. The claimed one comes last."""
+    queued = [run for run in waiting if run.trigger is Trigger.SCHEDULE]
+    if any(run.slot > claim.slot for run in queued):
+        return _skipped(claim, now, blocking)
+    replaced = [
+        Saved(
+            replace(
+                run,
+                state=RunState.SKIPPED,
+                reason=Reason.OVERLAP,
+                blocking_slot=blocking.slot,
+                ended_at=now.at,
+            )
+        )
+        for run in queued
+    ]
+    due = Run(
+        claim.job,
+        claim.slot,
+        Trigger.SCHEDULE,
+        RunState.DUE,
+        window_ms=claim.window_ms,
+        blocking_slot=blocking.slot,
+    )
+    return [*replaced, Saved(due)]
+
+
+def asked_to_stop(run: Run, now: Moment, reason: CancelReason, witnessed: bool) -> Saved:
+    """An unfinished run with a request to stop in it; ended where no attempt holds it (S21a).
+
+    The first request stays, but for a timeout after which there would be a retry: nothing follows
+    what is cancelled.
+    """
+    if run.cancel is None:
+        run = replace(run, cancel=reason, cancelled_at=now.lease_at)
+    elif _is_retried(run):
+        run = replace(run, cancel=reason)
+    ended = _ended_instead(run, now) if _over(run, now, witnessed) else None
+    return ended or Saved(run)
 
 
 def _won(
-    claim: Claim, now: Moment, job: JobRecord, settled: int | None, before: Saved
+    claim: Claim,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    before: Saved,
+    cause: AttemptCause,
 ) -> ClaimVerdict:
     """The next attempt of `before.run`, whose earlier attempts are closed."""
     fence = max(job.fence + 1, now.at_us)
@@ -322,7 +492,7 @@ def _won(
         fence=fence,
         instance_id=claim.instance_id,
         incarnation=claim.incarnation,
-        cause=cause_of(claim),
+        cause=cause,
         state=RunState.CLAIMED,
         claimed_at=now.at,
     )
@@ -335,7 +505,12 @@ def _won(
         freed="",
         max_attempts=claim.max_attempts,
         window_ms=claim.window_ms,
+        cancel=None,
+        cancelled_at=0,
         cancel_grace_ms=claim.cancel_grace_ms,
+        retries=claim.retries,
+        retry_at=None,
+        retry_delay_ms=0,
     )
     answer = ClaimAnswer(ClaimOutcome.WON, view(run, now))
     saved = Saved(run, (*before.attempts, attempt))
@@ -368,10 +543,10 @@ def _witnessed(claim: Claim, now: Moment) -> bool:
 
 
 def _over(run: Run, now: Moment, witnessed: bool) -> bool:
-    """Whether the present attempt is over, so that another may follow."""
-    if run.freed:
+    """Whether no attempt of the run is in progress, so that another may follow."""
+    if run.freed or run.state is RunState.RETRYING:
         return True
-    assert run.lease is not None, "a run that is neither freed nor leased is final"
+    assert run.lease is not None, "a run that was begun and has no lease is final"
     if run.lease.boot_id != now.boot_id:
         return True
     left = lease_left(run, now)
@@ -383,41 +558,71 @@ def _over(run: Run, now: Moment, witnessed: bool) -> bool:
 
 def _interrupted(run: Run, now: Moment) -> Saved:
     """The run between two attempts: its present one closed, and counted where it counts."""
+    if run.waits or run.state is RunState.RETRYING:
+        return Saved(run)
     assert run.current is not None
+    timed_out = _is_retried(run)
     if run.freed:  # closed when it was freed
-        counts = run.freed == Reason.RUNNER_LOST
-        return Saved(replace(run, lost=run.lost + counts))
+        counts = run.freed == Reason.RUNNER_LOST and not timed_out
+        return Saved(replace(run, lost=run.lost + counts, failed=run.failed + timed_out))
     closed = replace(
         run.current,
-        state=RunState.INTERRUPTED,
-        reason=Reason.RUNNER_LOST,
+        state=RunState.FAILED if timed_out else RunState.INTERRUPTED,
+        reason=Reason.TIMEOUT if timed_out else Reason.RUNNER_LOST,
         ended_at=min(now.at, run.lease.end_at) if run.lease else now.at,
     )
-    return Saved(replace(run, lost=run.lost + 1, current=closed), (closed,))
+    lost, failed = run.lost + (not timed_out), run.failed + timed_out
+    return Saved(replace(run, lost=lost, failed=failed, current=closed), (closed,))
+
+
+def _is_retried(run: Run) -> bool:
+    """S22. Whether what follows the run's present attempt is a retry: it failed, or timed out."""
+    if run.cancel is None:
+        return run.state is RunState.RETRYING
+    return run.cancel is CancelReason.TIMEOUT and run.failed < run.retries
 
 
 def why_no_other(run: Run, at: int) -> str:
-    """Why a run whose attempt is over at `at` may have no other; empty: it may.
+    """Why a run without an attempt in progress at `at` may have no other; empty: it may.
 
-    A cancelled run is neither taken over nor retried (S21a); one whose runners died too
-    often is exhausted; one that nobody wanted for its window is abandoned (S19).
+    A cancelled run is neither taken over nor retried (S21a), but for one that timed out and has
+    retries left (S22); one whose runners died too often is exhausted; one that nobody wanted for
+    its window is abandoned (S19).
     """
-    if run.cancel is not None:
+    retried = _is_retried(run)
+    if run.cancel is not None and not retried:
         return _CANCELLED_AS[run.cancel]
-    lost = run.lost + (not run.freed or run.freed == Reason.RUNNER_LOST)
-    if lost >= run.max_attempts or run.attempt >= ATTEMPTS_MAX:
+    if run.attempt >= ATTEMPTS_MAX:
         return Reason.ATTEMPTS_EXHAUSTED
-    assert run.current is not None
-    over_since = run.current.ended_at if run.freed or run.lease is None else run.lease.end_at
-    if over_since is not None and run.window_ms and over_since < at - run.window_ms:
+    if not run.waits and not retried:
+        lost = run.lost + (not run.freed or run.freed == Reason.RUNNER_LOST)
+        if lost >= run.max_attempts:
+            return Reason.ATTEMPTS_EXHAUSTED
+    since = _unwanted_since(run)
+    if since is not None and run.window_ms and since < at - run.window_ms:
         return Reason.ABANDONED
     return ""
 
 
+def _unwanted_since(run: Run) -> int | None:
+    """From when on the run could have had its next attempt."""
+    if run.waits:
+        return run.slot
+    if run.state is RunState.RETRYING:
+        return run.retry_at
+    assert run.current is not None
+    return run.current.ended_at if run.freed or run.lease is None else run.lease.end_at
+
+
 def _ended_instead(run: Run, now: Moment) -> Saved | None:
-    """The end of a run whose attempt is over and that may have no other; else None."""
+    """The end of a run without an attempt in progress that may have no other; else None."""
     reason = why_no_other(run, now.at)
-    return _finished(run, now, RunState.FAILED, reason) if reason else None
+    if not reason:
+        return None
+    if run.waits:
+        ended = replace(run, state=RunState.SKIPPED, reason=reason, ended_at=now.at)
+        return Saved(ended)
+    return _finished(run, now, RunState.FAILED, reason)
 
 
 def _finished(run: Run, now: Moment, state: RunState, reason: str) -> Saved:
@@ -425,7 +630,8 @@ def _finished(run: Run, now: Moment, state: RunState, reason: str) -> Saved:
     between = _interrupted(run, now)
     assert between.run.current is not None
     current = between.run.current
-    if run.cancel is not None:
+    in_progress = run.state is not RunState.RETRYING
+    if run.cancel is not None and in_progress:
         current = replace(current, state=state, reason=reason)
     ended = replace(
         between.run,
@@ -436,7 +642,7 @@ def _finished(run: Run, now: Moment, state: RunState, reason: str) -> Saved:
         freed="",
         ended_at=now.at,
     )
-    return Saved(ended, (current,))
+    return Saved(ended, (current,) if in_progress else ())
 
 
 # --- Tokens: renewals, results, releases -------------------------------------------------
@@ -480,7 +686,8 @@ def _is_good(run: Run, now: Moment) -> bool:
     From its first cancel on it may for the grace alone (S21a), on a clock that may have been
     set back meanwhile.
     """
-    if run.state.final or run.freed or run.current is None:
+    held = run.state in (RunState.CLAIMED, RunState.RUNNING) and not run.freed
+    if not held:
         return False
     return run.cancel is None or abs(now.lease_at - run.cancelled_at) <= run.cancel_grace_ms
 
@@ -495,13 +702,13 @@ def judge_completion(
     if run.token != completion.token:
         repeated = past is not None and _agrees(outcome, past)
         return _token_answer(TokenOutcome.RECORDED if repeated else TokenOutcome.FENCED, run, now)
-    if run.state.final or run.freed:
+    if run.state.final or run.freed or run.state is RunState.RETRYING:
         return _repeat_or_late(completion, now, run)
     if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
         return _token_answer(TokenOutcome.FENCED, run, now)
     if outcome.stopped is CancelReason.SHUTDOWN and run.cancel is None:
         return _freed(run, now, Reason.HANDED_OVER, TokenOutcome.RECORDED)
-    return _record(run, now, outcome)
+    return _record(completion, now, run)
 
 
 def _repeat_or_late(completion: Completion, now: Moment, run: Run) -> TokenVerdict:
@@ -514,12 +721,13 @@ def _repeat_or_late(completion: Completion, now: Moment, run: Run) -> TokenVerdi
     if _agrees(outcome, run.current):
         return _token_answer(TokenOutcome.RECORDED, run, now)
     if run.freed and outcome.stopped is None:
-        return _record(run, now, outcome)
+        return _record(completion, now, run)
     return _token_answer(TokenOutcome.ALREADY_COMPLETED, run, now)
 
 
-def _record(run: Run, now: Moment, outcome: Outcome) -> TokenVerdict:
+def _record(completion: Completion, now: Moment, run: Run) -> TokenVerdict:
     assert run.current is not None
+    outcome = completion.outcome
     cancel = run.cancel or outcome.stopped
     failed = cancel is not None or outcome.failure is not None
     state = RunState.FAILED if failed else RunState.SUCCESS
@@ -548,9 +756,33 @@ def _record(run: Run, now: Moment, outcome: Outcome) -> TokenVerdict:
         failed=run.failed + failed,
         ended_at=now.at,
     )
+    if failed and _may_retry(completion, run, cancel):
+        assert completion.retry_in_ms is not None
+        ended = replace(
+            ended,
+            state=RunState.RETRYING,
+            reason="",
+            cancel=None,
+            cancelled_at=0,
+            ended_at=None,
+            retry_at=now.at + completion.retry_in_ms,
+            retry_delay_ms=completion.retry_in_ms,
+        )
     agreed = _agrees(outcome, current)
     word = TokenOutcome.RECORDED if agreed else TokenOutcome.ALREADY_COMPLETED
     return TokenVerdict(TokenAnswer(word, view(ended, now)), Saved(ended, (current,)))
+
+
+def _may_retry(completion: Completion, run: Run, cancel: CancelReason | None) -> bool:
+    """S22. Whether a failed attempt is followed by another."""
+    failure = completion.outcome.failure
+    return (
+        completion.retry_in_ms is not None
+        and cancel in (None, CancelReason.TIMEOUT)
+        and not (failure is not None and failure.permanent)
+        and run.failed < run.retries
+        and run.attempt < ATTEMPTS_MAX
+    )
 
 
 def judge_release(release: Release, now: Moment, run: Run | None) -> TokenVerdict:
@@ -558,7 +790,7 @@ def judge_release(release: Release, now: Moment, run: Run | None) -> TokenVerdic
     if run is None or run.current is None:
         return _token_answer(TokenOutcome.UNKNOWN_TOKEN, run, now)
     ours = run.token == release.token and run.current.incarnation == release.incarnation
-    if not ours or run.state.final:
+    if not ours or run.state.final or run.state is RunState.RETRYING:
         return _token_answer(TokenOutcome.FENCED, run, now)
     if run.freed:
         return _token_answer(TokenOutcome.RELEASED, run, now)
@@ -568,7 +800,13 @@ def judge_release(release: Release, now: Moment, run: Run | None) -> TokenVerdic
 def _freed(run: Run, now: Moment, reason: str, word: TokenOutcome) -> TokenVerdict:
     """The present attempt is over now, and the run open for the next, or ended with it."""
     assert run.current is not None
-    current = replace(run.current, state=RunState.INTERRUPTED, reason=reason, ended_at=now.at)
+    timed_out = run.cancel is CancelReason.TIMEOUT
+    current = replace(
+        run.current,
+        state=RunState.FAILED if timed_out else RunState.INTERRUPTED,
+        reason=Reason.TIMEOUT if timed_out else reason,
+        ended_at=now.at,
+    )
     freed = replace(run, state=RunState.INTERRUPTED, reason=reason, current=current, freed=reason)
     saved = _ended_instead(freed, now) or Saved(freed, (current,))
     return TokenVerdict(TokenAnswer(word, view(saved.run, now)), saved)
@@ -603,39 +841,85 @@ def _renewed(lease: Lease | None, length_ms: int, now: Moment) -> Lease:
 
 
 def judge_plan(
-    plan: Plan, now: Moment, job: JobRecord, settled: int | None, taken: frozenset[int]
+    plan: Plan,
+    now: Moment,
+    job: JobRecord,
+    settled: int | None,
+    taken: Collection[int],
+    caught_up: Iterable[Run] = (),
 ) -> PlanVerdict:
-    """Decides what becomes of slots nobody claimed in time (S20, `catch_up` none).
+    """Decides what becomes of slots nobody claimed in time (S20).
 
-    `taken` are those of the plan's slots that have a row. `settled` moves to the newest
-    slot that is missed by the store's clock, whether it had a row or not; never past one that
-    is not, which could not be claimed any more (I6).
+    `taken` are those of the plan's slots that have a row, `caught_up` the job's runs that wait
+    since an earlier plan. `settled` moves to the newest slot that is missed by the store's clock,
+    whether it had a row or not; never past one that is not, which could not be claimed any more
+    (I6). While the job is paused nothing is planned (S29).
     """
-    if settled is None or plan.settled != settled:
+    if settled is None or plan.settled != settled or job.paused_at is not None:
         return PlanVerdict(PlanAnswer(False, settled))
     missed = takewhile(lambda m: m.slot < now.at - m.start_deadline_ms, plan.slots)
     over = [m.slot for m in missed]
     if not over:
         return PlanVerdict(PlanAnswer(True, settled))
     lost = [slot for slot in over if slot not in taken and slot > job.floor]
-    shown, rest = lost[-plan.limit :], lost[: -plan.limit]
-    saved = [_missed(plan.job, slot, now, 0) for slot in shown]
+    run = _to_be_run(plan, now, over[-1], lost)
+    due = [
+        Run(plan.job, slot, Trigger.CATCH_UP, RunState.DUE, window_ms=plan.window_ms)
+        for slot in run
+    ]
+    given_up = _beyond_the_limit(plan, now, [*caught_up, *due])
+    saved = _passed_over(plan.job, [slot for slot in lost if slot not in run], now, plan)
+    slots = {each.slot for each in given_up}
+    saved += [
+        Saved(each) for each in (*due, *given_up) if each.state.final or each.slot not in slots
+    ]
+    skipped = len(lost) - len(run) + len(given_up)
+    waiting = sum(each.slot not in slots for each in due)
+    return PlanVerdict(PlanAnswer(True, over[-1], skipped, waiting), tuple(saved))
+
+
+def _to_be_run(plan: Plan, now: Moment, newest: int, lost: Sequence[int]) -> set[int]:
+    """Which of the missed slots are run after all; `newest` of all may have a row."""
+    young = [slot for slot in lost if slot >= now.at - plan.window_ms]
+    match plan.catch_up:
+        case CatchUpPolicy.NONE:
+            return set()
+        case CatchUpPolicy.LATEST:
+            return {slot for slot in young if slot == newest}
+        case CatchUpPolicy.ALL:
+            return set(young[-plan.limit :])
+
+
+def _beyond_the_limit(plan: Plan, now: Moment, caught_up: Sequence[Run]) -> list[Run]:
+    """The oldest of more caught-up runs than may wait, which are missed after all."""
+    most = 1 if plan.catch_up is CatchUpPolicy.LATEST else plan.limit
+    ordered = sorted(caught_up, key=lambda run: run.slot)
+    return [
+        replace(run, state=RunState.SKIPPED, reason=Reason.MISSED, ended_at=now.at)
+        for run in ordered[: max(0, len(ordered) - most)]
+    ]
+
+
+def _passed_over(job: str, slots: Sequence[int], now: Moment, plan: Plan) -> list[Saved]:
+    """The rows of missed slots that are not run: one each, past the limit one for the rest."""
+    shown, rest = slots[-plan.limit :], slots[: -plan.limit]
+    saved = [_missed(job, slot, now, 0) for slot in shown]
     if rest or (plan.more and shown):
         covered = MISSED_LISTED_MAX if plan.more else len(rest)
         newest = rest[-1] if rest else shown[0]
-        row = _missed(plan.job, newest, now, covered)
+        row = _missed(job, newest, now, covered)
         saved = [s for s in saved if s.run.slot != newest] + [row]
-    return PlanVerdict(PlanAnswer(True, over[-1], len(lost)), tuple(saved))
+    return saved
 
 
-def _missed(job: str, slot: int, now: Moment, covered: int) -> Saved:
+def _missed(job: str, slot: int, now: Moment, covered: int, reason: str = Reason.MISSED) -> Saved:
     return Saved(
         Run(
             job,
             slot,
             Trigger.SCHEDULE,
             RunState.SKIPPED,
-            Reason.MISSED,
+            reason,
             slots_covered=covered,
             ended_at=now.at,
         )

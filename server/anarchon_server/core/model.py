@@ -85,6 +85,7 @@ class Reason:
     OVERLAP = "overlap"
     MISSED = "missed"
     ABANDONED = "abandoned"
+    PAUSED = "paused"
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
     HANDED_OVER = "handed_over"
@@ -261,6 +262,9 @@ class Run:
     froze or was cut off; `freed` is the reason for which the present attempt was handed
     over or released (empty: it was not). `cancel` and `cancelled_at` (on the lease clock)
     are a request to stop. The limits are those of the definition that claimed the attempt.
+
+    A RETRYING run may be claimed from `retry_at` (store's time) on, `retry_delay_ms` after the
+    attempt that failed. `request_id` is that of the call that triggered it.
     """
 
     job: str
@@ -281,6 +285,20 @@ class Run:
     blocking_slot: int = 0
     slots_covered: int = 0
     ended_at: int | None = None
+    retries: int = 0
+    retry_at: int | None = None
+    retry_delay_ms: int = 0
+    request_id: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its first attempt: queued, caught up or triggered."""
+        return self.state is RunState.DUE
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an attempt was made and the run has not ended: what S18 is about."""
+        return not self.state.final and not self.waits
 
     @property
     def attempt(self) -> int:
@@ -299,13 +317,14 @@ class RunView:
 
     An attempt whose lease is over shows as INTERRUPTED here, though nothing was written
     (S19). `lease_left_ms` is what is left of the lease by the store's clock: at most 0 when
-    it is over, None where there is none. `attempts` is filled by `runs` only, oldest first,
-    at most the newest 100.
+    it is over, None where there is none. `wait_ms` is how long a RETRYING run still waits (None:
+    it is none). `attempts` is filled by `runs` only, oldest first, at most the newest 100.
     """
 
     run: Run
     lease_left_ms: int | None = None
     attempts: tuple[Attempt, ...] = ()
+    wait_ms: int | None = None
 
     @property
     def takeable(self) -> bool:

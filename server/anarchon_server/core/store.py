@@ -17,7 +17,6 @@ from enum import StrEnum
 from typing import Generic, Protocol, Self, TypeVar
 
 from anarchon_server.core.model import (
-    AttemptCause,
     CancelReason,
     CatchUpPolicy,
     Definition,
@@ -71,6 +70,7 @@ class Capabilities:
     overlap: frozenset[OverlapPolicy] = frozenset({OverlapPolicy.SKIP, OverlapPolicy.ALLOW})
     catch_up: frozenset[CatchUpPolicy] = frozenset({CatchUpPolicy.NONE})
     retries: bool = False
+    control: bool = False
     history: bool = True
     least_gap_ms: int = 0
     kept_ms: int | None = None
@@ -133,7 +133,7 @@ class Reply(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A wish to run one slot: a first attempt, or (`seen_attempt` > 0) a takeover.
+    """A wish to run one slot: a first attempt, or (`seen_attempt` > 0) a takeover or retry.
 
     `previous_slot` is the slot before in the schedule `schedule_id` (None: there is none),
     by which `settled` moves on (S20). `may_run` false only settles the slot (S13).
@@ -157,6 +157,7 @@ class Claim:
     window_ms: int
     expected_at: int
     vouched: bool
+    retries: int = 0
     may_run: bool = True
     seen_attempt: int = 0
     seen_token: str = ""
@@ -168,6 +169,8 @@ class ClaimOutcome(StrEnum):
     WON = "won"  # this token holds the slot; its lease runs from the store's handling
     LOST = "lost"  # the slot has a row with another token, or is final, or a live lease
     SKIPPED = "skipped"  # the slot is now Skipped: another run of the job is unfinished
+    QUEUED = "queued"  # the run waits: another is unfinished, or waits and is older
+    PAUSED = "paused"  # the job is paused: its slots are neither run nor missed
     UNCHANGED = "unchanged"  # may_run was false, and there was nothing to settle
     EARLY = "early"  # more than 1 s before the slot, or blocked before its time: wait
     LATE = "late"  # missed, settled or pruned: it is never claimed, only planned
@@ -179,10 +182,14 @@ class ClaimOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """What became of a claim, with the slot's run as it is now (None: it has no row)."""
+    """What became of a claim, with the slot's run as it is now (None: it has no row).
+
+    `payload` came with the call that triggered a run that was won.
+    """
 
     outcome: ClaimOutcome
     run: RunView | None = None
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,7 @@ class Plan:
 
     `slots` ascend and are the newest after `settled`, at most `limit` + 10,000; `more` says
     that there were older ones still, so that the row that counts the rest says "at least".
+    `catch_up` says which are run, none of them older than `window_ms`, at most `limit` of a job.
     """
 
     job: str
@@ -207,15 +215,20 @@ class Plan:
     slots: tuple[MissedSlot, ...]
     more: bool = False
     limit: int = 100
+    catch_up: CatchUpPolicy = CatchUpPolicy.NONE
+    window_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAnswer:
-    """Whether the plan was carried out (false: `settled` had moved), and `settled` now."""
+    """Whether the plan was carried out (false: `settled` had moved, or the job is paused), and
+    `settled` now; how many slots are Skipped as missed, and how many are now Due.
+    """
 
     done: bool
     settled: int | None
     missed: int = 0
+    due: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +263,14 @@ class TokenOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenAnswer:
-    """Whether a renewal, result or release counted, and the run now (None: no row)."""
+    """Whether a renewal, result or release counted, and the run now (None: no row).
+
+    `due` is the job's oldest run that waits, where the result ended what was in its way (S18).
+    """
 
     outcome: TokenOutcome
     run: RunView | None = None
+    due: RunView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +309,16 @@ class BeatAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A result, by its token. It counts from any process (S17)."""
+    """A result, by its token. It counts from any process (S17).
+
+    `retry_in_ms`: how long after a failure the run may be tried again (S22; None: it is final).
+    """
 
     job: str
     slot: int
     token: str
     outcome: Outcome
+    retry_in_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +343,90 @@ class Registration:
     since: int
     settled: int | None
     definitions_differ: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """No slot of the job is claimed from now on (S29)."""
+
+    job: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The slots of a schedule from `settled` on, the newest 10,000 up to `until`, ascending.
+
+    `more`: there were older ones still.
+    """
+
+    schedule_id: str
+    settled: int
+    slots: tuple[int, ...]
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The slots of the job are claimed again (S29).
+
+    The store carries it out only where it is as the caller saw it: paused at `paused_at`, its
+    schedules in use and what they have settled those of `passed`, and no later than `until`. `plans`
+    are for what was missed when the pause began.
+    """
+
+    job: str
+    paused_at: int
+    until: int
+    plans: tuple[Plan, ...] = ()
+    passed: tuple[Passed, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRun:
+    """A run of the job that is due now (S29).
+
+    Its slot is the first millisecond from the store's time on that is none of `slots`, the job's
+    slots from about now until `until`, and not taken.
+    """
+
+    job: str
+    request_id: str
+    payload: bytes
+    slots: tuple[int, ...]
+    until: int
+    overlap: OverlapPolicy
+    window_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRun:
+    """A run is to stop; one that no attempt holds ends at once (S21a)."""
+
+    job: str
+    slot: int
+
+
+Control = Pause | Resume | TriggerRun | CancelRun
+"""What operators ask of a job (S29)."""
+
+
+class ControlOutcome(StrEnum):
+    """What became of it."""
+
+    DONE = "done"  # it is as asked, now or since before
+    STALE = "stale"  # the store is not as the caller saw it: look again
+    NOT_FOUND = "not_found"  # there is no such job or run
+    FINAL = "final"  # the run has ended
+    FULL = "full"  # as many triggered runs of the job wait as may
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAnswer:
+    """What became of it, with the run that was triggered or cancelled."""
+
+    outcome: ControlOutcome
+    run: RunView | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +503,10 @@ class Store(Protocol):
         """Records all that the instance holds now; replaces what it held before (S28)."""
         ...
 
+    async def control(self, acts: Sequence[Control]) -> Reply[ControlAnswer]:
+        """Pauses, resumes, triggers and cancels, one after the other (S29)."""
+        ...
+
     async def runs(self, query: RunQuery) -> Reply[RunView]:
         """History, with attempts (S30)."""
         ...
@@ -440,8 +549,3 @@ LEASE_BACKENDS = ("memory", "nats:lease", "postgres", "redis:lease", "sqlite")
 
 CLAIM_ONLY_OVERLAP = frozenset({OverlapPolicy.ALLOW})
 """What a claim-only backend can do about overlapping runs: nothing (S18)."""
-
-
-def cause_of(claim: Claim) -> AttemptCause:
-    """Why the attempt that a won claim starts is made."""
-    return AttemptCause.TAKEOVER if claim.seen_attempt else AttemptCause.CLAIM
