@@ -170,8 +170,7 @@ class Beating:
                 self._claiming.forget(key)
             else:
                 self._claiming.observe(view)
-        for view in answer.unfinished:
-            self._claiming.observe(view)
+        self._claiming.observe_all(answer.unfinished)
         if cargo.swept and len(answer.unfinished) < limits.LOOKS_MAX:
             seen = frozenset((v.run.job, v.run.slot) for v in answer.unfinished)
             self._claiming.seen_all(frozenset(name for name, _ in cargo.swept), seen)

@@ -1,7 +1,8 @@
 """Which slots and runs this instance wants, and what became of asking for them.
 
-Imports the core's leaves, `jobs` and `holding`. First claims (S10 to S13) and takeovers (S19)
-are wishes of one kind: where room is short the oldest slot goes first, whatever it is.
+Imports the core's leaves, `jobs` and `holding`. First claims (S10 to S13), runs that wait (S18,
+S20, S29), retries (S22) and takeovers (S19) are wishes of one kind: where room is short the oldest
+slot goes first, whatever it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from anarchon_server.core.jobs import Jobs, JobState
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.machine import why_no_other
 from anarchon_server.core.messages import Level, Method
-from anarchon_server.core.model import Reason, RunView
+from anarchon_server.core.model import OverlapPolicy, Reason, RunView
 from anarchon_server.core.store import Claim, ClaimAnswer, ClaimOutcome, Reply
 
 Key = tuple[str, int]
@@ -38,7 +39,8 @@ class Wish:
     again (S11), also after `deadline_at` (store's time), when a first claim is else given
     up. `settled`: it was sent without room, and needs not be sent so again (S13).
     `must_end`: another attempt is not allowed, so that the claim only ends the run.
-    `expired`: what it would take over was not freed, but its lease is over.
+    `expired`: what it would take over was not freed, but its lease is over. `waiting`: the slot has
+    a row, and no attempt yet.
     """
 
     job: str
@@ -49,6 +51,7 @@ class Wish:
     seen_token: str = ""
     must_end: bool = False
     expired: bool = False
+    waiting: bool = False
     token: str = ""
     unknown: bool = False
     settled: bool = False
@@ -57,8 +60,8 @@ class Wish:
 
     @property
     def first(self) -> bool:
-        """Whether it is a first claim of a slot, and not a takeover."""
-        return not self.seen_attempt
+        """Whether it is a claim of a slot that has no row as far as we know."""
+        return not self.seen_attempt and not self.waiting
 
 
 class Claiming:
@@ -96,8 +99,16 @@ class Claiming:
         """A run as the store shows it: watched, wished for, or of no interest (S19)."""
         run = view.run
         key = (run.job, run.slot)
-        if run.state.final or run.current is None or self._holding.holds(run.token):
+        if run.waits:
+            self._wish_to_start(view)
+            return
+        if run.state.final or self._holding.holds(run.token):
+            self._holding.seen(view)
             self.forget(key)
+            return
+        if view.wait_ms is not None:
+            self._watched[key] = Sight(0, self._context.now)
+            self._wish_for_another(view, self._context.now + view.wait_ms)
             return
         self._watched[key] = self._sighted(view, self._watched.get(key))
         if not view.takeable:
@@ -107,7 +118,33 @@ class Claiming:
             look_at += self._context.draw(limits.END_LOOK_SPREAD)
             self._context.timers.set(("look", key), look_at)
             return
-        self._wish_to_take_over(view)
+        self._wish_for_another(view)
+
+    def observe_all(self, views: tuple[RunView, ...]) -> None:
+        """The unfinished runs of some jobs, all there are. Of those that wait only the oldest is
+        wished for, when nothing is in its way (S18, S20).
+        """
+        blocked = {view.run.job for view in views if view.run.unfinished}
+        for view in sorted(views, key=lambda each: each.run.slot):
+            run = view.run
+            state = self._jobs.get(run.job)
+            overlaps = state is not None and state.job.overlap is OverlapPolicy.ALLOW
+            if run.waits and run.job in blocked and not overlaps:
+                self._wait_on(run.job, run.slot)
+                continue
+            self.observe(view)
+            if run.waits:
+                blocked.add(run.job)
+
+    def _wait_on(self, job: str, slot: int) -> None:
+        """Something is in the way of a run that waits: it is asked for when that is gone, which the
+        next sweep shows, or a notification sooner.
+        """
+        key = (job, slot)
+        known = self._wishes.get(key)
+        if known is None or (not known.in_call and not known.unknown):
+            self._wishes.pop(key, None)
+            self._watched[key] = Sight(0, self._context.now)
 
     def _sighted(self, view: RunView, before: Sight | None) -> Sight:
         """What this sight of the run says of the end of its lease (S19).
@@ -130,10 +167,22 @@ class Claiming:
         context = self._context
         if not context.vouched(lease_ms):
             return False
-        runs = [key for key in self._watched if key[0] == wish.job] if wish.first else []
+        runs = [] if wish.seen_attempt else [key for key in self._watched if key[0] == wish.job]
         return all(self._watched[key].over_at <= context.now for key in runs)
 
-    def _wish_to_take_over(self, view: RunView) -> None:
+    def _wish_to_start(self, view: RunView) -> None:
+        """A run that waits, with nothing in its way as far as we know."""
+        run = view.run
+        key = (run.job, run.slot)
+        known = self._wishes.get(key)
+        if known is not None and (known.in_call or known.unknown):
+            return
+        self._watched[key] = Sight(0, self._context.now)
+        ends = bool(why_no_other(run, self._context.store_now))
+        self._wishes[key] = Wish(run.job, run.slot, waiting=True, must_end=ends)
+
+    def _wish_for_another(self, view: RunView, not_before: int = 0) -> None:
+        """Another attempt of a run: a takeover, or a retry that may be made from `not_before` on."""
         run, context = view.run, self._context
         key = (run.job, run.slot)
         known = self._wishes.get(key)
@@ -145,8 +194,10 @@ class Claiming:
             seen_attempt=run.attempt,
             seen_token=run.token,
             must_end=bool(why_no_other(run, context.store_now)),
-            expired=not run.freed,
+            expired=not run.freed and run.lease is not None,
         )
+        if not_before > context.now:
+            self._hold_back(wish, not_before + context.draw(limits.END_LOOK_SPREAD))
         if known is not None and (known.seen_token, known.expired) == (run.token, wish.expired):
             wish.not_before = known.not_before  # it may have been told to wait
         if wish.expired and run.lease is not None:
@@ -320,6 +371,7 @@ class Claiming:
             window_ms=job.definition.window_ms,
             expected_at=context.store_now,
             vouched=self._vouched(wish, job.lease_ms),
+            retries=job.retries,
             may_run=may_run,
             seen_attempt=wish.seen_attempt,
             seen_token=wish.seen_token,
@@ -344,8 +396,9 @@ class Claiming:
             self._hold_back(wish, context.now + limits.RETRY_FIRST)
             return
         if answer.outcome is ClaimOutcome.EARLY:
-            soonest = context.now + limits.RETRY_FIRST
-            self._hold_back(wish, max(soonest, context.store_time.when(wish.slot)))
+            waits = answer.run.wait_ms if answer.run is not None else None
+            comes_at = context.store_time.when(wish.slot) if waits is None else context.now + waits
+            self._hold_back(wish, max(context.now + limits.RETRY_FIRST, comes_at))
             return
         if answer.outcome is ClaimOutcome.UNCHANGED and not wish.must_end:
             wish.settled = True
@@ -369,6 +422,11 @@ class Claiming:
                 slot=wish.slot,
                 blocking_slot=answer.run.run.blocking_slot,
             )
+        elif answer.outcome is ClaimOutcome.QUEUED:
+            assert answer.run is not None, "a queued claim shows the slot's row"
+            self._queued(answer.run)
+        elif answer.outcome is ClaimOutcome.PAUSED:
+            self._context.log(Level.INFO, "slot_paused", job=wish.job, slot=wish.slot)
         elif answer.outcome is ClaimOutcome.LATE:
             self._unclaimed(wish.job, wish.slot)
         elif answer.outcome is ClaimOutcome.OLD:
@@ -380,6 +438,17 @@ class Claiming:
             if again is not None and not wish.first:  # it saw what the store did not: not at once
                 self._hold_back(again, self._context.now + limits.END_LOOK_SPREAD)
 
+    def _queued(self, view: RunView) -> None:
+        """Another run is in the way of this one, which is looked at again with the next sweep."""
+        run = view.run
+        if run.waits:
+            self._wait_on(run.job, run.slot)
+        else:
+            self._watched[run.job, run.slot] = Sight(0, self._context.now)
+        if run.blocking_slot:  # it may be ours, and have been asked to stop by this very claim
+            self._looks.append((run.job, run.blocking_slot))
+        self._context.log(Level.INFO, "run_queued", job=run.job, slot=run.slot)
+
     def _won(self, wish: Wish, claim: Claim, answer: ClaimAnswer, sent_at: int) -> None:
         context, key = self._context, (wish.job, wish.slot)
         del self._wishes[key]
@@ -387,4 +456,5 @@ class Claiming:
         context.timers.clear(("look", key))
         assert answer.run is not None, "a won claim shows its run"
         state = self._jobs.get(wish.job)
-        self._holding.won(claim, answer.run, sent_at, state.job if state else None)
+        job = state.job if state else None
+        self._holding.won(claim, answer.run, sent_at, job, answer.payload)

@@ -83,9 +83,14 @@ class Engine:
         new_nonce: Callable[[], str],
     ) -> None:
         self._context = Context(settings, capabilities, draw, new_nonce)
-        self._jobs = Jobs(self._context)
+        self._jobs = Jobs(self._context, lambda: self._beating.want_sweep())
         self._comparing = Comparing(self._context, self._jobs)
-        self._holding = Holding(self._context, lambda: self._beating.want(), self._jobs.timeout_of)
+        self._holding = Holding(
+            self._context,
+            self._jobs,
+            lambda: self._beating.want(),
+            lambda view: self._claiming.observe(view),
+        )
         self._claiming = Claiming(self._context, self._jobs, self._holding)
         self._beating = Beating(
             self._context,

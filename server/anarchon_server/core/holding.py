@@ -1,6 +1,6 @@
 """The attempts this instance holds: handing over, renewing, cancelling, ending, releasing.
 
-Imports the core's leaves only. A hold lives from a won claim, or an adoption, until its result
+Imports the core's leaves and `jobs`. A hold lives from a won claim, or an adoption, until its result
 is recorded, it is released, or its token no longer counts. What a client runs that is not held
 any more keeps its place in the session until the client reports it (S21a).
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from anarchon_server.core import limits
 from anarchon_server.core.context import Context, read_token
+from anarchon_server.core.jobs import Jobs
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.lease import trust_end
 from anarchon_server.core.messages import (
@@ -88,9 +89,11 @@ class Hold:
     timeout_at: int | None = None
     started_at: int | None = None
     cancel: CancelReason | None = None
+    failed: int = 0
+    payload: bytes = b""
 
     @classmethod
-    def of(cls, job: Job, view: RunView, lease_ms: int, sent_at: int) -> Hold:
+    def of(cls, job: Job, view: RunView, lease_ms: int, sent_at: int, payload: bytes = b"") -> Hold:
         """The hold of a run whose lease was set by a request sent at `sent_at`.
 
         Where the run has no lease (a claim-only backend) nobody can take it over: its token is
@@ -115,6 +118,8 @@ class Hold:
             lease_end_at=run.lease.end_at if run.lease else None,
             trust_end=trust_end(sent_at, lease_ms) if run.lease else limits.NEVER,
             renew_at=sent_at + heartbeat if run.lease else limits.NEVER,
+            failed=run.failed,
+            payload=payload,
         )
 
     @property
@@ -151,18 +156,20 @@ class Holding:
     """Every hold of this instance, and the results and releases on their way to the store.
 
     `want_beat` is called when something should reach the store sooner than the next
-    heartbeat; `timeout_of` is a job's timeout, where it is handled here and has one.
+    heartbeat; `observe` is told of what follows a result: the retry, or the run that waited.
     """
 
     def __init__(
         self,
         context: Context,
+        jobs: Jobs,
         want_beat: Callable[[], None],
-        timeout_of: Callable[[str], int | None],
+        observe: Callable[[RunView], None],
     ) -> None:
         self._context = context
+        self._jobs = jobs
         self._want_beat = want_beat
-        self._timeout_of = timeout_of
+        self._observe = observe
         self._holds: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
         self._results: dict[str, _Result] = {}
@@ -203,13 +210,15 @@ class Holding:
 
     # --- Winning and handing over --------------------------------------------------------
 
-    def won(self, claim: Claim, view: RunView, sent_at: int, job: Job | None) -> None:
+    def won(
+        self, claim: Claim, view: RunView, sent_at: int, job: Job | None, payload: bytes = b""
+    ) -> None:
         """A claim was won. Without a job or a client with room left for it, it is given back."""
         if job is None or self._context.stopping or not self._has_place(job, claim.token):
             self.release(claim.job, claim.slot, claim.token, Reason.NOT_ACCEPTED)
             self._context.sessions.leave(claim.token)
             return
-        hold = Hold.of(job, view, claim.lease_ms, sent_at)
+        hold = Hold.of(job, view, claim.lease_ms, sent_at, payload)
         self._context.log(
             Level.INFO,
             "run_won",
@@ -314,6 +323,7 @@ class Holding:
             hold.cause,
             hold.lease_end_at,
             timeout_ms,
+            hold.payload,
         )
 
     def _time_out_at(self, hold: Hold, at: int) -> None:
@@ -415,7 +425,7 @@ class Holding:
             return
         assert answer.run is not None
         hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at
-        hold.cancel_stored = answer.run.run.cancel is not None
+        self.seen(answer.run)
         if renewal.started_at is not None:
             hold.started_at = None  # the store has it
         if answer.run.run.lease is not None:
@@ -448,6 +458,21 @@ class Holding:
             hold.confirmed = False
             hold.doubted_at = self._context.now
             hold.renew_at = self._context.now
+
+    def seen(self, view: RunView) -> None:
+        """The store shows a run that may be held here: whether somebody asks it to stop (S21a)."""
+        hold = self._holds.get(view.run.token)
+        if hold is None:
+            return
+        asked = view.run.cancel
+        hold.cancel_stored = asked is not None
+        if asked is None or hold.cancel is not None or hold.finished:
+            return
+        if hold.handed_over:
+            self.cancel(hold, asked)
+        else:
+            self.give_back(hold, Reason.NOT_ACCEPTED)
+            self._context.sessions.leave(hold.token)
 
     # --- Cancelling ----------------------------------------------------------------------
 
@@ -554,8 +579,9 @@ class Holding:
                 if len(self._results) >= limits.RESULTS_WAITING_MAX:
                     entry.receipts[index] = Receipt(ReceiptStatus.STORE_UNAVAILABLE)
                     continue
-                completion = Completion(named[0], named[1], token, outcome)
                 hold = self._holds.get(token)
+                pause_ms = self._retry_in(named[0], outcome, hold)
+                completion = Completion(named[0], named[1], token, outcome, pause_ms)
                 kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
                 known = _Result(completion, self._context.now, kept_ms)
                 self._results[token] = known
@@ -571,10 +597,27 @@ class Holding:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
         also where the store was away when it should have learned so.
         """
-        timeout_ms = self._timeout_of(job)
+        state = self._jobs.get(job)
+        timeout_ms = state.job.spec.timeout_ms if state is not None else None
         if timeout_ms is None or outcome.elapsed_ms <= timeout_ms:
             return outcome
         return replace(outcome, result="", stopped=CancelReason.TIMEOUT)
+
+    def _retry_in(self, job: str, outcome: Outcome, hold: Hold | None) -> int | None:
+        """S22. How long after this attempt another may be made, should it be a failure that is
+        followed by one; whether it is, the store decides.
+        """
+        state = self._jobs.get(job)
+        if state is None or state.job.retry is None:
+            return None
+        failure = outcome.failure
+        if failure is None and outcome.stopped is not CancelReason.TIMEOUT:
+            return None
+        if failure is not None and failure.permanent:
+            return None
+        if failure is not None and failure.retry_after_ms is not None:
+            return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
+        return state.job.retry.pause(hold.failed if hold else 0, self._context.draw)
 
     def _finish(self, token: str) -> None:
         """The handler has ended: its place is free, its lease renewed until it is recorded."""
@@ -615,6 +658,10 @@ class Holding:
         self._remember(token)
         self._drop(token)
         receipt = _receipt(answer)
+        retried = answer.run is not None and answer.run.wait_ms is not None
+        for view in (answer.run if retried else None, answer.due):
+            if view is not None:
+                self._observe(view)
         done = result.completion
         if receipt.status is ReceiptStatus.RECORDED:
             self._context.log(

@@ -37,17 +37,20 @@ class JobState:
     coming: Coming | None = None
     overdue: tuple[int, int] | None = None
     """(settled, when the slot after it is missed): kept for the next heartbeat's look."""
+    paused_at_settled: int | None = None
+    """What was settled when a plan found the job paused: until that moves, nothing is planned."""
 
 
 class Jobs:
     """Every job some session offers, by name. The newest Subscribe's spec makes the slots.
 
     `registered_at` is when the store last answered a registration; `generation` counts the
-    changes to what is offered.
+    changes to what is offered. `want_sweep` is called when runs wait that were just made.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, want_sweep: Callable[[], None] = lambda: None) -> None:
         self._context = context
+        self._want_sweep = want_sweep
         self._states: dict[str, JobState] = {}
         self._dirty = False
         self._to_plan: set[str] = set()
@@ -60,11 +63,6 @@ class Jobs:
     def get(self, name: str) -> JobState | None:
         """The job, if it is handled here."""
         return self._states.get(name)
-
-    def timeout_of(self, name: str) -> int | None:
-        """The job's timeout, where it is handled here and has one."""
-        state = self._states.get(name)
-        return state.job.spec.timeout_ms if state is not None else None
 
     def registered(self, name: str) -> JobState | None:
         """The job, if it is handled here and the store knows it."""
@@ -230,7 +228,8 @@ class Jobs:
                 return
             missed_at = first + job.start_deadline(first, schedule.next_after(first))
             state.overdue = (settled, missed_at)
-        if state.overdue[1] < self._context.store_now:
+        paused = state.paused_at_settled == settled
+        if state.overdue[1] < self._context.store_now and not paused:
             self._to_plan.add(job.name)
 
     def pump_plans(self) -> None:
@@ -250,6 +249,11 @@ class Jobs:
             for plan, answer in zip(plans, reply.answers, strict=True):
                 if answer.missed:
                     context.log(Level.WARNING, "slots_missed", job=plan.job, count=answer.missed)
+                if answer.due:
+                    context.log(Level.INFO, "slots_caught_up", job=plan.job, count=answer.due)
+                    self._want_sweep()
+                if not answer.done and answer.settled == plan.settled:
+                    self._found_paused(plan)
                 if answer.settled != plan.settled:
                     self.show_settled(plan.job, plan.schedule_id, answer.settled)
                 # Otherwise none is missed by the store's clock: the next heartbeat looks again.
@@ -264,6 +268,12 @@ class Jobs:
                 lambda _: self._to_plan.update(plan.job for plan in plans),
             )
         )
+
+    def _found_paused(self, plan: Plan) -> None:
+        """S29. A resumption moves `settled`; until then there is nothing to list."""
+        state = self.registered(plan.job)
+        if state is not None and state.job.schedule_id == plan.schedule_id:
+            state.paused_at_settled = plan.settled
 
     def _next_plans(self) -> tuple[Plan, ...]:
         """A batch that one step may afford: listing slots takes its time."""
@@ -304,4 +314,6 @@ class Jobs:
             tuple(reversed(missed)),
             more,
             job.catch_up_limit,
+            job.catch_up,
+            job.definition.window_ms,
         )

@@ -205,6 +205,7 @@ class Assignment:
     cause: AttemptCause
     lease_end_at: int | None
     timeout_ms: int | None
+    payload: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

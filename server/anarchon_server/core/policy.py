@@ -29,7 +29,30 @@ from anarchon_server.core.model import (
 from anarchon_server.core.slots import Cron, Every, Schedule, ScheduleError, format_duration
 from anarchon_server.core.store import LEASE_BACKENDS, Capabilities
 
+Draw = Callable[[int], int]
+"""A uniform integer in [0, n], from an injected random source."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What follows a failed attempt, with every value decided (S22)."""
+
+    retries: int
+    delay_ms: int
+    factor: float
+    max_delay_ms: int
+
+    def longest_pause(self, failed: int) -> int:
+        """The most that is waited when `failed` attempts have failed before this one."""
+        grown = self.delay_ms * self.factor ** min(failed, limits.RETRIES_MAX)
+        return int(min(grown, self.max_delay_ms))
+
+    def pause(self, failed: int, draw: Draw) -> int:
+        """How long to wait: 50 % to 100 % of it, drawn."""
+        longest = self.longest_pause(failed)
+        return longest - draw(longest // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +70,12 @@ class Job:
     max_attempts: int
     cancel_grace_ms: int
     stop_grace_ms: int
+    retry: Retry | None = None
+
+    @property
+    def retries(self) -> int:
+        """How many failed attempts are followed by another (S22)."""
+        return self.retry.retries if self.retry else 0
 
     @property
     def name(self) -> str:
@@ -150,11 +179,12 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
         heartbeat_ms=heartbeat,
         overlap=spec.overlap
         or (OverlapPolicy.SKIP if capabilities.leases else OverlapPolicy.ALLOW),
-        catch_up=spec.catch_up or CatchUpPolicy.NONE,
+        catch_up=_catch_up(spec, capabilities),
         catch_up_limit=spec.catch_up_limit or limits.CATCH_UP_LIMIT,
         max_attempts=spec.max_attempts or (limits.MAX_ATTEMPTS if capabilities.leases else 1),
         cancel_grace_ms=_or(spec.cancel_grace_ms, limits.CANCEL_GRACE),
         stop_grace_ms=_or(spec.stop_grace_ms, limits.STOP_GRACE),
+        retry=_retry(spec),
     )
 
 
@@ -250,6 +280,40 @@ def _refuse_what_is_over(spec: JobSpec, schedule: Schedule, near_ms: int) -> Non
         )
 
 
+def _catch_up(spec: JobSpec, capabilities: Capabilities) -> CatchUpPolicy:
+    """S20. The newest missed slot, where the backend can."""
+    usual = CatchUpPolicy.LATEST
+    wanted = spec.catch_up or (usual if usual in capabilities.catch_up else CatchUpPolicy.NONE)
+    if wanted is CatchUpPolicy.ALL and spec.overlap is OverlapPolicy.CANCEL:
+        raise InvalidError(
+            "catch_up",
+            wanted.value,
+            "with overlap=cancel each slot would end the one before: use latest or none",
+        )
+    return wanted
+
+
+def _retry(spec: JobSpec) -> Retry | None:
+    given = spec.retry
+    if given is None:
+        return None
+    if not 1 <= given.retries <= limits.RETRIES_MAX:
+        raise InvalidError("retries", given.retries, f"1 to {limits.RETRIES_MAX}")
+    if given.factor and not 1 <= given.factor <= limits.RETRY_FACTOR_MAX:
+        raise InvalidError(
+            "retry.factor", given.factor, f"1 (each pause is the same) to {limits.RETRY_FACTOR_MAX}"
+        )
+    _within("retry.delay", given.delay_ms, 0, limits.DAY)
+    _within("retry.max_delay", given.max_delay_ms, 0, limits.DAY)
+    delay = _or(given.delay_ms, limits.RETRY_DELAY)
+    most = _or(given.max_delay_ms, max(delay, limits.RETRY_DELAY_MAX))
+    if most < delay:
+        raise InvalidError(
+            "retry.max_delay", shown(most), f"it is at least the delay, {shown(delay)}"
+        )
+    return Retry(given.retries, delay, given.factor or limits.RETRY_FACTOR, most)
+
+
 def _lease(spec: JobSpec, default_ms: int) -> int:
     lease = _or(spec.lease_ms, default_ms)
     _within("lease", lease, limits.LEASE_MIN, limits.LEASE_MAX)
@@ -326,7 +390,3 @@ def _or(value: int | None, default: int) -> int:
 def shown(duration_ms: int) -> str:
     """A duration as people write it, also a negative one: "1h30m", "-250ms"."""
     return ("-" if duration_ms < 0 else "") + format_duration(abs(duration_ms))
-
-
-Draw = Callable[[int], int]
-"""A uniform integer in [0, n], from an injected random source."""

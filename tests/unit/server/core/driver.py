@@ -48,6 +48,7 @@ from anarchon_server.core.messages import (
 )
 from anarchon_server.core.model import (
     CancelReason,
+    CatchUpPolicy,
     Client,
     EverySchedule,
     Failure,
@@ -84,8 +85,9 @@ def ran(work: Coroutine[Any, Any, T]) -> T:
 
 
 def every(period_ms: int = 10_000, name: str = "sync", **policies: Any) -> JobSpec:
-    """A job on a grid; without jitter, where the test does not say."""
-    return JobSpec(name, EverySchedule(period_ms), **{"jitter_ms": 0, **policies})
+    """A job on a grid; without jitter and catch-up, where the test does not say."""
+    usual = {"jitter_ms": 0, "catch_up": CatchUpPolicy.NONE}
+    return JobSpec(name, EverySchedule(period_ms), **{**usual, **policies})
 
 
 class World:

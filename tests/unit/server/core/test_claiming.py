@@ -14,10 +14,8 @@ from anarchon_server.core.model import (
     JobSpec,
     Outcome,
     OverlapPolicy,
-    Run,
     RunState,
     RunView,
-    Trigger,
 )
 from anarchon_server.core.store import ClaimAnswer, ClaimOutcome, Completion, RunQuery
 from tests.unit.server.core.driver import (
@@ -679,15 +677,6 @@ def test_s19_a_handed_over_run_is_taken_over_as_soon_as_it_is_seen() -> None:
     other.sidecar.tick()
     world.run_until(15_600)
     assert (other.only().attempt, other.only().cause) == (2, "takeover")
-
-
-def test_s19_an_unfinished_run_that_shows_no_attempt_is_left_alone() -> None:
-    world, sidecar, _ = lone()
-    later = Run("sync", START, Trigger.MANUAL, RunState.DUE)  # of a version to come
-    sidecar.engine._claiming.observe(RunView(later))
-    sidecar.tick()
-    assert not sidecar.waits(Method.CLAIM)
-    assert world.slots() == []
 
 
 def test_s27a_after_the_store_went_back_expired_runs_wait_and_freed_ones_do_not() -> None:

@@ -197,9 +197,10 @@ def test_a_spec_can_be_checked_without_being_registered() -> None:
     sidecar.engine.check_spec(every(), START)
     with pytest.raises(InvalidError, match="jitter"):
         sidecar.engine.check_spec(every(1_000, jitter_ms=1_000), START)
+    without_leases = Sidecar(World(leases=False))
     with pytest.raises(UnsupportedError):
-        sidecar.engine.check_spec(every(overlap=OverlapPolicy.QUEUE), START)
-    assert sidecar.calls == {}
+        without_leases.engine.check_spec(every(overlap=OverlapPolicy.QUEUE), START)
+    assert sidecar.calls == without_leases.calls == {}
 
 
 # --- A store that goes back --------------------------------------------------------------
