@@ -19,13 +19,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Self
 from urllib.request import urlopen
 
 import pytest
+
+from anarchon_backends.nats.address import address_of
+from anarchon_backends.nats_claim import NatsClaimStore
+from anarchon_server.core.store import OpenOptions, Store
 
 URL_VARIABLE = "ANARCHON_TEST_NATS_URL"
 START_S = 30.0
@@ -318,3 +322,10 @@ def fresh_url() -> str:
 def fresh_cluster_url() -> str:
     """The session's cluster, with what stands before the namespaces of one test as a fragment."""
     return f"{session_cluster().url}#{secrets.token_hex(4)}."
+
+
+def open_virtual(url: str, options: OpenOptions) -> Store:
+    """A claim-only store on a `fresh_url` whose time is that of `options.clock`."""
+    address, _, prefix = url.partition("#")
+    own = replace(options, namespace=prefix + options.namespace)
+    return NatsClaimStore(address_of(address, ("retention",)), own, clock=options.clock)
