@@ -46,7 +46,7 @@ from anarchon_server.core.store import (
     Store,
     TokenAnswer,
 )
-from tests.servers import postgres, redis
+from tests.servers import nats, postgres, redis
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
 SECOND = 1_000
@@ -128,6 +128,19 @@ class _Valkey(_Redis):
     kind = "valkey"
 
 
+class _NatsClaim:
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_url()
+
+    def store(self, options: OpenOptions) -> Store:
+        return nats.open_virtual(self.url, options)
+
+
+class _NatsClaimCluster(_NatsClaim):
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_cluster_url()
+
+
 BACKENDS: dict[str, Callable[[Path], Database]] = {
     "memory": _Memory,
     "memory-wall": lambda directory: _Memory(directory, boot_leases=False),
@@ -140,6 +153,8 @@ BACKENDS: dict[str, Callable[[Path], Database]] = {
 
 CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
     "memory-claim": lambda directory: _Memory(directory, leases=False),
+    "nats": _NatsClaim,
+    "nats-cluster": _NatsClaimCluster,
 }
 """The backends without leases, which run the suite in `claim_only`."""
 
