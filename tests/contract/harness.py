@@ -128,6 +128,14 @@ class _Valkey(_Redis):
     kind = "valkey"
 
 
+class _NatsLease:
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_url("lease")
+
+    def store(self, options: OpenOptions) -> Store:
+        return nats.open_virtual(self.url, options)
+
+
 class _NatsClaim:
     def __init__(self, directory: Path) -> None:
         self.url = nats.fresh_url()
@@ -148,6 +156,7 @@ BACKENDS: dict[str, Callable[[Path], Database]] = {
     "postgres": _Postgres,
     "redis": _Redis,
     "valkey": _Valkey,
+    "nats-lease": _NatsLease,
 }
 
 
