@@ -5,17 +5,21 @@ Imports the port, the errors, the standard library and redis-py's errors.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from redis.exceptions import NoPermissionError, RedisError
 
+from anarchon_backends.redis._address import Address, shown_host
+from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import AccessDenied, Pool
 from anarchon_backends.redis._text import decode
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
+_APART_MS = 500
 _SECTIONS = ("server", "replication", "persistence", "memory", "cluster")
 _SETTINGS = (
     "maxmemory-policy",
@@ -34,8 +38,18 @@ class Findings:
     doubts: list[str] = field(default_factory=list)
 
 
-async def check(pool: Pool, location: str) -> Findings:
-    """Looks at the server's kind, role and settings. Raises `StoreRefused` for what is fatal."""
+async def check(server: Server, address: Address) -> Findings:
+    """Looks at each server's kind, role and settings. Raises `StoreRefused` for what is fatal."""
+    if isinstance(server, Pool):
+        return await _check_one(server, address)
+    await server.refresh()
+    found = {host: await _check_one(pool, address) for host, pool in server.nodes().items()}
+    merged = Findings(_merged(found, "verified"), _merged(found, "doubts"))
+    await _check_clocks(server, merged)
+    return merged
+
+
+async def _check_one(pool: Pool, address: Address) -> Findings:
     found = Findings()
     answers = await pool.ask(
         *(["INFO", section] for section in _SECTIONS),
@@ -43,14 +57,81 @@ async def check(pool: Pool, location: str) -> Findings:
     )
     for each in answers:
         if isinstance(each, RedisError) and not _hidden(each):
-            raise StoreUnavailable(f"{location}: {each}")
+            raise StoreUnavailable(f"{pool.location}: {each}")
     info = _info_of(answers[: len(_SECTIONS)])
     settings = _settings_of(answers[len(_SECTIONS) :], info)
-    _check_server(info, found)
+    check_server(info, found, cluster=address.cluster)
     _check_memory(settings, found)
     _check_disk(settings, found)
     _check_replicas(info, settings, found)
+    await _check_durability(pool, address, info, found)
+    if not pool.watched:
+        found.doubts.append(
+            "master_replid and evicted_keys cannot be watched (INFO is not allowed): a fail-over, "
+            "a restart or an eviction that lost claims is noticed only where a fence fell; add "
+            "+info to what the user may do"
+        )
     return found
+
+
+def _merged(found: Mapping[tuple[str, int], Findings], kind: str) -> list[str]:
+    """What all nodes have in common, and what only some of them, which it then names."""
+    by_node: dict[str, list[str]] = {}
+    for host, each in found.items():
+        for sentence in getattr(each, kind):
+            by_node.setdefault(sentence, []).append(shown_host(host))
+    return [
+        sentence if len(nodes) == len(found) else f"{', '.join(nodes)}: {sentence}"
+        for sentence, nodes in by_node.items()
+    ]
+
+
+async def _check_clocks(cluster: Server, found: Findings) -> None:
+    """Each job's slots and leases go by the clock of the node that has it."""
+    now = asyncio.get_running_loop().time
+    ahead_s: list[float] = []
+    for pool in cluster.nodes().values():
+        began = now()
+        (said,) = await pool.ask(["TIME"])
+        if isinstance(said, RedisError):
+            raise pool.meaning_of(said)
+        ahead_s.append(int(said[0]) + int(said[1]) / 1e6 - (began + now()) / 2)
+    apart_ms = (max(ahead_s) - min(ahead_s)) * 1_000
+    if apart_ms > _APART_MS:
+        found.doubts.append(
+            f"the clocks of the cluster's nodes are {apart_ms:.0f} ms apart: synchronise them, or "
+            "slots are claimed early or late by that much, and takeovers may be refused"
+        )
+    else:
+        found.verified.append(
+            f"{len(ahead_s)} masters, whose clocks are less than {_APART_MS} ms apart"
+        )
+
+
+async def _check_durability(
+    pool: Pool, address: Address, info: Mapping[str, str], found: Findings
+) -> None:
+    """Tries what `durability` asks for: the server must know it, and permit it."""
+    if not address.replicas and not address.fsync:
+        return
+    wanted = f"durability={'fsync' if address.fsync else f'replicas:{address.replicas}'}"
+    (said,) = await pool.ask(["WAITAOF", 1, 0, 1] if address.fsync else ["WAIT", 0, 1])
+    if isinstance(said, RedisError):
+        raise StoreRefused(
+            f"the server cannot do what the URL's {wanted} asks for: {said}. It needs "
+            + (
+                "Redis 7.2 or Valkey 7.2 or newer, appendonly yes, and the permission +waitaof"
+                if address.fsync
+                else "the permission +wait"
+            )
+        )
+    replicas = info.get("connected_slaves")
+    if address.replicas and replicas is not None and int(replicas) < address.replicas:
+        found.doubts.append(
+            f"it has {replicas} replicas, and {wanted}: no claim counts until there are more"
+        )
+    else:
+        found.verified.append(f"{wanted}: a claim or a result counts when it has arrived there")
 
 
 def denied(error: AccessDenied, location: str) -> StoreRefused:
@@ -103,7 +184,8 @@ def _settings_of(answers: list[object], info: Mapping[str, str]) -> dict[str, st
     return settings
 
 
-def _check_server(info: Mapping[str, str], found: Findings) -> None:
+def check_server(info: Mapping[str, str], found: Findings, *, cluster: bool) -> None:
+    """Refuses a server that is none, or none of those that the URL is about."""
     kind = "valkey" if "valkey_version" in info else "redis"
     version = info.get(f"{kind}_version", "")
     if not version:
@@ -118,17 +200,24 @@ def _check_server(info: Mapping[str, str], found: Findings) -> None:
             "the server is a Sentinel: add the name of the master that it watches to the URL, as "
             "?sentinel=name"
         )
-    if info.get("cluster_enabled") == "1":
+    is_node = info.get("cluster_enabled") == "1"
+    if is_node and not cluster:
         raise StoreRefused(
-            "the server is a node of a Redis Cluster, which this version does not speak to: use a "
-            "server with cluster-enabled no"
+            "the server is a node of a cluster: add cluster=true to the URL, and more of its nodes "
+            "besides, as in redis://host1:port,host2:port/?cluster=true"
+        )
+    if cluster and not is_node:
+        raise StoreRefused(
+            "the server is not a node of a cluster: leave cluster=true out of the URL"
         )
     if info.get("role") != "master":
         raise StoreRefused(
             f"the server's role is {info.get('role')!r}: give the address of the master, which "
             "alone takes writes"
         )
-    found.verified.append(f"{kind} {version}, a master, not a cluster's node")
+    found.verified.append(
+        f"{kind} {version}, a master, {'and' if cluster else 'not'} a cluster's node"
+    )
 
 
 def _check_memory(settings: Mapping[str, str], found: Findings) -> None:
