@@ -46,7 +46,7 @@ from anarchon_server.core.store import (
     Store,
     TokenAnswer,
 )
-from tests.servers import nats, postgres, redis
+from tests.servers import nats, postgres, rabbitmq, redis
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
 SECOND = 1_000
@@ -128,6 +128,14 @@ class _Valkey(_Redis):
     kind = "valkey"
 
 
+class _Rabbitmq:
+    def __init__(self, kind: str, options: str = "") -> None:
+        self.url = rabbitmq.fresh_url(kind, options)
+
+    def store(self, options: OpenOptions) -> Store:
+        return rabbitmq.open_virtual(self.url, options)
+
+
 class _NatsLease:
     def __init__(self, directory: Path) -> None:
         self.url = nats.fresh_url("lease")
@@ -164,6 +172,9 @@ CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
     "memory-claim": lambda directory: _Memory(directory, leases=False),
     "nats": _NatsClaim,
     "nats-cluster": _NatsClaimCluster,
+    "rabbitmq": lambda directory: _Rabbitmq("rabbitmq"),
+    "rabbitmq4": lambda directory: _Rabbitmq("rabbitmq4"),
+    "rabbitmq-new": lambda directory: _Rabbitmq("rabbitmq-new", "?queue_type=quorum"),
 }
 """The backends without leases, which run the suite in `claim_only`."""
 
