@@ -16,33 +16,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from anarchon_backends.nats import streams
 from anarchon_backends.nats.address import Address, address_of
 from anarchon_backends.nats.connection import Connection
 from anarchon_backends.nats.jetstream import JetStream
-from anarchon_backends.nats.records import encode
+from anarchon_backends.nats.records import Unreadable
 from anarchon_backends.nats.time import StoreTime
+from anarchon_backends.nats_lease._beating import Beats
 from anarchon_backends.nats_lease._calls import Call
 from anarchon_backends.nats_lease._history import History
 from anarchon_backends.nats_lease._jobs import Jobs, Sitting
 from anarchon_backends.nats_lease._judging import (
-    Holding,
     attempts_lacking,
     judge_claims,
     judge_completions,
     judge_plans,
-    judge_registrations,
     judge_releases,
-    judge_renewals,
 )
 from anarchon_backends.nats_lease._members import Members
 from anarchon_backends.nats_lease._pruning import Pruner
 from anarchon_backends.nats_lease._reading import Reader
-from anarchon_backends.nats_lease._subjects import Subjects, incarnation_of
-from anarchon_server.core import machine, model
+from anarchon_backends.nats_lease._registering import Registrar
+from anarchon_backends.nats_lease._subjects import Subjects
+from anarchon_server.core import model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 
@@ -52,6 +50,10 @@ _R = TypeVar("_R")
 SCHEMA = "1"
 _PAYLOAD_LEAST = 1024 * 1024
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
+
+_SPOILT_CLAIM = port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
+_SPOILT_PLAN = port.PlanAnswer(False, None)
+_SPOILT_TOKEN = port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
 
 
 def open_store(url: str, options: port.OpenOptions) -> port.Store:
@@ -79,12 +81,15 @@ class NatsLeaseStore:
         self._jobs = Jobs(self._jetstream, self._subjects, self._history, self._tell)
         self._members = Members(self._jetstream, self._subjects)
         parts = self._jetstream, self._subjects, self._history, self._jobs, self._members
+        self._beats = Beats(self._jobs, self._members)
+        self._registrar = Registrar(self._jetstream, self._subjects, self._jobs, self._members)
         self._reader = Reader(*parts)
         self._pruner = Pruner(*parts)
         self._capabilities = port.Capabilities(backend="nats:lease", notifies=True)
         self._pruned_to = ""
         self._watches: set[asyncio.Event] = set()
         self._heard = False
+        self._heard_on = 0
         self._open = False
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -109,6 +114,7 @@ class NatsLeaseStore:
             await self.close()
             raise
         self._open = True
+        self._heard_on = self._connection.generation
         return port.StoreReport(self._address.location, tuple(found.verified), tuple(found.doubts))
 
     async def _check_payload(self, found: streams.Findings) -> None:
@@ -132,7 +138,12 @@ class NatsLeaseStore:
     async def _act(self, work: Callable[[Call], Awaitable[_R]], *, listed: str = "") -> _R:
         """Does one call of the port, within its time. `listed`: subjects that it asks for."""
         call = Call(self._jetstream, self._subjects.stream, self._connection.until(), listed)
-        return await call.run(work)
+        try:
+            return await call.run(work)
+        finally:
+            if self._connection.generation != self._heard_on:  # news may have been missed
+                self._heard_on = self._connection.generation
+                self._hear(b"")
 
     @staticmethod
     async def _reply(call: Call, answers: Iterable[_T], fences: dict[str, int]) -> port.Reply[_T]:
@@ -145,8 +156,12 @@ class NatsLeaseStore:
         items: Sequence[_T],
         job_of: Callable[[_T], str],
         judge: Callable[[Sitting, Sequence[_T], Call], Awaitable[list[_R]]],
+        spoilt: _R,
     ) -> port.Reply[_R]:
-        """Judges a batch: its jobs at once, the items of a job in their order."""
+        """Judges a batch: its jobs at once, the items of a job in their order.
+
+        `spoilt` is the answer to the items of a job whose record is not as Anarchon writes it.
+        """
         by_job: dict[str, list[int]] = {}
         for place, item in enumerate(items):
             by_job.setdefault(job_of(item), []).append(place)
@@ -156,15 +171,16 @@ class NatsLeaseStore:
             fences: dict[str, int] = {}
 
             async def one(job: str) -> None:
-                places = by_job[job]
-                found, sitting = await self._jobs.judge(
-                    job,
-                    [items[place] for place in places],
-                    call,
-                    lambda sitting, rest: judge(sitting, rest, call),
-                )
-                answers.update(zip(places, found, strict=True))
-                fences[job] = sitting.state.record.fence
+                of_job = [items[place] for place in by_job[job]]
+                try:
+                    found, sitting = await self._jobs.judge(
+                        job, of_job, call, lambda sitting, rest: judge(sitting, rest, call)
+                    )
+                except Unreadable:
+                    found = [spoilt] * len(of_job)
+                else:
+                    fences[job] = sitting.state.record.fence
+                answers.update(zip(by_job[job], found, strict=True))
 
             await call.each(one, by_job)
             return await self._reply(call, (answers[n] for n in range(len(items))), fences)
@@ -182,7 +198,7 @@ class NatsLeaseStore:
             await self._jobs.look_up(sitting, [claim.slot for claim in some], call)
             return judge_claims(sitting, some)
 
-        return await self._judge(claims, lambda claim: claim.job, judge)
+        return await self._judge(claims, lambda claim: claim.job, judge, _SPOILT_CLAIM)
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
@@ -197,7 +213,7 @@ class NatsLeaseStore:
                 taken = frozenset(slot for _, slot in listed)
             return judge_plans(sitting, some, taken)
 
-        return await self._judge(plans, lambda plan: plan.job, judge)
+        return await self._judge(plans, lambda plan: plan.job, judge, _SPOILT_PLAN)
 
     async def complete(
         self, completions: Sequence[port.Completion]
@@ -211,7 +227,7 @@ class NatsLeaseStore:
             await self._look_up_attempts(sitting, some, call)
             return judge_completions(sitting, some)
 
-        return await self._judge(completions, lambda each: each.job, judge)
+        return await self._judge(completions, lambda each: each.job, judge, _SPOILT_TOKEN)
 
     async def _look_up_attempts(
         self, sitting: Sitting, completions: Sequence[port.Completion], call: Call
@@ -231,114 +247,28 @@ class NatsLeaseStore:
             await self._jobs.look_up(sitting, [each.slot for each in some], call)
             return judge_releases(sitting, some)
 
-        return await self._judge(releases, lambda each: each.job, judge)
-
-    # The heartbeat
+        return await self._judge(releases, lambda each: each.job, judge, _SPOILT_TOKEN)
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
-        """One heartbeat: the jobs' parts at once, and the instance's record beside them."""
-        of_job: dict[str, _Part] = {}
-        for place, renewal in enumerate(beat.renewals):
-            of_job.setdefault(renewal.job, _Part()).renewals.append(place)
-        for job, slot in beat.looks:
-            of_job.setdefault(job, _Part()).looks.append(slot)
-        for job, _ in beat.sweep:
-            of_job.setdefault(job, _Part())
+        """One heartbeat."""
 
         async def work(call: Call) -> port.Reply[port.BeatAnswer]:
-            noted, _, twins = await asyncio.gather(
-                self._members.heard_of(beat.instance, call, leaving=beat.leaving),
-                call.each(lambda job: self._beat_job(beat, job, of_job[job], call), of_job),
-                self._twins(beat.instance, call),
-            )
-            return await self._reply(
-                call,
-                [_beat_answer(beat, of_job, known=noted, twins=twins)],
-                {job: part.seated.state.record.fence for job, part in of_job.items()},
-            )
+            answer, fences = await self._beats.beat(beat, call)
+            return await self._reply(call, [answer], fences)
 
-        label = beat.instance.instance_id
-        return await self._act(work, listed=self._subjects.instances(label))
-
-    async def _beat_job(self, beat: port.Beat, job: str, part: _Part, call: Call) -> None:
-        """What the heartbeat has to do with one job."""
-        renewals = [beat.renewals[place] for place in part.renewals]
-        if renewals:
-            part.answers, part.sitting = await self._jobs.judge(
-                job, renewals, call, lambda sitting, rest: self._renew(sitting, rest, call)
-            )
-        else:
-            part.sitting = await self._jobs.read(job, call)
-        await self._jobs.look_up(part.sitting, part.looks, call)
-
-    async def _renew(
-        self, sitting: Sitting, renewals: Sequence[port.Renewal], call: Call
-    ) -> list[port.TokenAnswer]:
-        await self._jobs.look_up(sitting, [each.slot for each in renewals], call)
-        return judge_renewals(sitting, renewals)
-
-    async def _twins(self, instance: model.Instance, call: Call) -> tuple[str, ...]:
-        """Other live instances of this one's label."""
-        named = [
-            each for each in await call.listed() if incarnation_of(each) != instance.incarnation
-        ]
-        others = await self._members.named(named, call)
-        now = await call.moment()
-        return tuple(
-            each.member.instance.incarnation
-            for each in others
-            if not each.member.left and machine.is_live(each.member.instance, now)
-        )
-
-    # Definitions
+        alike = self._subjects.instances(beat.instance.instance_id)
+        return await self._act(work, listed=alike)
 
     async def register(
         self, instance: model.Instance, definitions: Sequence[model.Definition]
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now: in the jobs, then with the instance."""
-        wanted = [(machine.hold_of(instance, each), each) for each in definitions]
-        by_job: dict[str, list[int]] = {}
-        for place, (hold, _) in enumerate(wanted):
-            by_job.setdefault(hold.job, []).append(place)
+        """Records all that the instance holds now."""
 
         async def work(call: Call) -> port.Reply[port.Registration]:
-            roll = await self._members.roll(call)
-            answers: dict[int, port.Registration] = {}
-            fences: dict[str, int] = {}
-
-            async def one(job: str) -> None:
-                places = by_job[job]
-
-                async def judge(sitting: Sitting) -> list[port.Registration]:
-                    known = await self._members.roll(call) if sitting.conflicts else roll
-                    await self._put_specs([wanted[place][1] for place in places], call)
-                    beside = known.live(job, but=instance.incarnation)
-                    return judge_registrations(
-                        sitting,
-                        [wanted[place] for place in places],
-                        Holding(known.live(job), beside),
-                    )
-
-                found, sitting = await self._jobs.transact(job, call, judge)
-                answers.update(zip(places, found, strict=True))
-                fences[job] = sitting.state.record.fence
-
-            await call.each(one, by_job)
-            await self._members.register(instance, [hold for hold, _ in wanted], call)
-            return await self._reply(call, (answers[n] for n in range(len(wanted))), fences)
+            answers, fences = await self._registrar.register(instance, definitions, call)
+            return await self._reply(call, answers, fences)
 
         return await self._act(work)
-
-    async def _put_specs(self, definitions: Iterable[model.Definition], call: Call) -> None:
-        """Writes the specs, after the job was read and before it is written: see `Pruner`."""
-        for each in definitions:
-            await self._jetstream.publish(
-                self._subjects.definition(each.job, each.definition_id),
-                encode(each.spec.to_json()),
-                stream=self._subjects.stream,
-                expected=None,
-                until=call.until,
-            )
 
     # Reading
 
@@ -383,8 +313,9 @@ class NatsLeaseStore:
             roll = await self._pruner.prune_members(call)
             names = [n for n in await self._reader.job_names(call) if n > self._pruned_to]
             gone = 0
+            half_s = call.left_s() / 2
             for name in names[:_PRUNE_JOBS]:
-                if gone == policy.batch:
+                if gone == policy.batch or call.left_s() < half_s:
                     break
                 gone += await self._pruner.prune_job(name, roll, policy, policy.batch - gone, call)
                 self._pruned_to = name
@@ -430,41 +361,3 @@ class NatsLeaseStore:
     def _wake(self) -> None:
         for wake in self._watches:
             wake.set()
-
-
-@dataclass(slots=True)
-class _Part:
-    """What a heartbeat has to do with one job, and what came of it."""
-
-    renewals: list[int] = field(default_factory=list)  # places in the heartbeat
-    looks: list[int] = field(default_factory=list)
-    answers: list[port.TokenAnswer] = field(default_factory=list)
-    sitting: Sitting | None = None
-
-    @property
-    def seated(self) -> Sitting:
-        """The job, once it was read."""
-        assert self.sitting is not None
-        return self.sitting
-
-
-def _beat_answer(
-    beat: port.Beat, of_job: dict[str, _Part], *, known: bool, twins: tuple[str, ...]
-) -> port.BeatAnswer:
-    renewed = {
-        place: answer
-        for part in of_job.values()
-        for place, answer in zip(part.renewals, part.answers, strict=True)
-    }
-    looked = [(of_job[job].seated, of_job[job].seated.run(slot)) for job, slot in beat.looks]
-    swept = [of_job[job].seated for job in dict.fromkeys(job for job, _ in beat.sweep)]
-    unfinished = [machine.view(run, each.now) for each in swept for run in each.state.unfinished()]
-    unfinished.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
-    return port.BeatAnswer(
-        renewals=tuple(renewed[place] for place in range(len(beat.renewals))),
-        looks=tuple(machine.view(run, each.now) if run else None for each, run in looked),
-        unfinished=tuple(unfinished[: beat.sweep_limit]),
-        settled=tuple(of_job[job].seated.state.settled(schedule) for job, schedule in beat.sweep),
-        known=known,
-        twins=twins,
-    )

@@ -54,9 +54,10 @@ class Call:
             if self.wrote:
                 raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
             raise
+        except asyncio.CancelledError:
+            self._measuring.cancel()
+            raise
         finally:
-            if not self._measuring.done():
-                self._measuring.cancel()
             await asyncio.gather(self._measuring, return_exceptions=True)
 
     def left_s(self) -> float:
@@ -71,17 +72,22 @@ class Call:
             async with room:
                 return await work(item)
 
-        done = await asyncio.gather(*(one(item) for item in items), return_exceptions=True)
-        answers: list[_R] = []
-        failures: list[BaseException] = []
-        for each in done:
-            if isinstance(each, BaseException):
-                failures.append(each)
-            else:
-                answers.append(each)
-        for failure in sorted(failures, key=_weight):
-            raise failure
-        return answers
+        return await all_of([one(item) for item in items])
+
+
+async def all_of(works: Iterable[Awaitable[_R]]) -> list[_R]:
+    """Waits for all of the works, whatever fails: none goes on behind the caller's back."""
+    done = await asyncio.gather(*works, return_exceptions=True)
+    answers: list[_R] = []
+    failures: list[BaseException] = []
+    for each in done:
+        if isinstance(each, BaseException):
+            failures.append(each)
+        else:
+            answers.append(each)
+    for failure in sorted(failures, key=_weight):
+        raise failure
+    return answers
 
 
 def _weight(failure: BaseException) -> int:

@@ -42,6 +42,11 @@ class Case:
         """Whether what is decided has to be written before more is judged."""
         return self.grown > GROWTH_MAX_BYTES
 
+    @property
+    def unfinished(self) -> list[model.Run]:
+        """The job's runs that have not ended."""
+        return self.state.unfinished()
+
     def run(self, slot: int) -> model.Run | None:
         """The slot's row."""
         run = self.state.runs.get(slot)
@@ -97,7 +102,7 @@ def judge_claims(case: Case, claims: Sequence[port.Claim]) -> list[port.ClaimAns
 
 def _judge_claim(case: Case, claim: port.Claim) -> port.ClaimAnswer:
     state = case.state
-    unfinished = state.unfinished()
+    unfinished = case.unfinished
     verdict = machine.judge_claim(
         claim,
         case.now,
@@ -200,20 +205,25 @@ def judge_registrations(
     wanted: Sequence[tuple[machine.HeldDefinition, model.Definition]],
     holding: Holding,
 ) -> list[port.Registration]:
-    """Decides what becomes of the definitions of one job that an instance holds from now on."""
+    """Decides what becomes of the definitions of one job that an instance holds from now on.
+
+    `held_at` of one that is kept already is of no account before it is let go, which sets it.
+    """
     state = case.state
     for hold, definition in wanted:
-        verdict = machine.judge_registration(
-            hold, case.now, state.record, state.schedules.get(hold.schedule_id), holding.before
-        )
-        state.record = verdict.job
-        if verdict.schedule:
+        schedule = state.schedules.get(hold.schedule_id)
+        verdict = machine.judge_registration(hold, case.now, state.record, schedule, holding.before)
+        case.replace_record(verdict.job)
+        if verdict.schedule and verdict.schedule != schedule:
             state.schedules[hold.schedule_id] = verdict.schedule
+            case.changed = True
         kept = machine.KeptDefinition(
             hold.definition_id, hold.schedule_id, definition.window_ms, held_at=case.now.at
         )
-        state.keep(kept, [each.definition_id for each in (*holding.before, *holding.beside)])
-        case.changed = True
+        before = state.kept.get(hold.definition_id)
+        if before is None or replace(before, held_at=kept.held_at) != kept:
+            state.keep(kept, [each.definition_id for each in (*holding.before, *holding.beside)])
+            case.changed = True
     held = [*holding.beside, *(hold for hold, _ in wanted)]
     return [_registration(state, hold, held) for hold, _ in wanted]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anarchon_backends.nats.jetstream import JetStream, JetStreamError
-from anarchon_backends.nats.records import decode, encode, plain, record_of
+from anarchon_backends.nats.records import Unreadable, decode, encode, plain, record_of
 from anarchon_backends.nats_lease._calls import Call
 from anarchon_backends.nats_lease._history import STALE_WAIT_S
-from anarchon_backends.nats_lease._subjects import Subjects
+from anarchon_backends.nats_lease._subjects import Subjects, instance_of
 from anarchon_server.core import machine, model
 from anarchon_server.core.errors import StoreUnavailable
 
@@ -63,31 +63,26 @@ class Seen:
 
 
 class Roll:
-    """What is known of all instances at one moment."""
+    """What is known of all instances at one moment. `labels`: their ids, by incarnation."""
 
     def __init__(self, seen: Iterable[Seen], now: machine.Moment) -> None:
-        self.seen = tuple(each for each in seen if not each.member.left)
-        self._now = now
+        there = [each for each in seen if not each.member.left]
+        instances = [each.member.instance for each in there]
+        self.labels = {each.incarnation: each.instance_id for each in instances}
+        self._live = {each.incarnation for each in instances if machine.is_live(each, now)}
+        self._of_job: dict[str, list[machine.HeldDefinition]] = {}
+        for each in there:
+            for hold in each.holds:
+                self._of_job.setdefault(hold.job, []).append(hold)
 
     def live(self, job: str, *, but: str = "") -> Holds:
         """What live instances hold of the job, other than the incarnation `but`."""
-        return tuple(
-            hold
-            for each in self.seen
-            if machine.is_live(each.member.instance, self._now)
-            and each.member.instance.incarnation != but
-            for hold in each.holds
-            if hold.job == job
-        )
+        live = self._live - {but}
+        return tuple(hold for hold in self._of_job.get(job, ()) if hold.incarnation in live)
 
     def ever(self, job: str) -> set[str]:
         """The definitions of the job that instances hold, live or not."""
-        return {h.definition_id for each in self.seen for h in each.holds if h.job == job}
-
-    def labels(self) -> dict[str, str]:
-        """Instance ids by incarnation."""
-        members = [each.member.instance for each in self.seen]
-        return {each.incarnation: each.instance_id for each in members}
+        return {hold.definition_id for hold in self._of_job.get(job, ())}
 
 
 class Members:
@@ -108,22 +103,32 @@ class Members:
         seen = await call.each(lambda name: self._seen(name, call), names)
         return Roll([each for each in seen if each is not None], await call.moment())
 
-    async def all(self, call: Call) -> list[Seen]:
-        """All instances, also those that have left, without what they hold."""
+    async def all(self, call: Call, *, strict: bool = False) -> list[Seen]:
+        """All instances, also those that have left, without what they hold. As `named`."""
         pattern = self._subjects.instances()
         names = await self._jetstream.subjects(self._subjects.stream, pattern, call.until)
-        return await self.named(names, call)
+        return await self.named(names, call, strict=strict)
 
-    async def named(self, names: Iterable[str], call: Call) -> list[Seen]:
-        """The instances of these subjects, without what they hold."""
-        seen = await call.each(lambda name: self._read(name, call), names)
+    async def named(self, names: Iterable[str], call: Call, *, strict: bool = False) -> list[Seen]:
+        """The instances of these subjects, without what they hold.
+
+        With `strict` one that somebody spoilt raises `Unreadable`; else it counts as one that left.
+        """
+        seen = await call.each(lambda name: self._read(name, call, strict=strict), names)
         return [each for each in seen if each is not None]
 
-    async def _read(self, subject: str, call: Call) -> Seen | None:
+    async def _read(self, subject: str, call: Call, *, strict: bool = False) -> Seen | None:
         entry = await self._jetstream.last(self._subjects.stream, subject, call.until)
         if entry is None:
             return None
-        return Seen(decode(f"the instance {subject}", entry.payload, _member), entry.revision)
+        label, incarnation = instance_of(subject)
+        try:
+            member = decode(f"the instance {label!r}", entry.payload, _member)
+        except Unreadable:
+            if strict:
+                raise
+            member = Member(model.Instance(label, incarnation), left=True)
+        return Seen(member, entry.revision)
 
     async def _seen(self, subject: str, call: Call) -> Seen | None:
         """An instance with what it holds; again where it has become another generation meanwhile."""

@@ -125,14 +125,14 @@ class Reader:
 
     async def _job_view(self, sitting: Sitting, roll: Roll, call: Call) -> model.JobView:
         record = sitting.state.record
-        held, labels = roll.live(record.job), roll.labels()
+        held = roll.live(record.job)
         last = await self._newest(sitting, call)
         return model.JobView(
             name=record.job,
             spec=await self._spec(record, call),
             definition_at=record.definition_at,
             definitions_differ=machine.definitions_differ(held),
-            instance_ids=tuple(sorted({labels[hold.incarnation] for hold in held})),
+            instance_ids=tuple(sorted({roll.labels[hold.incarnation] for hold in held})),
             last_run=machine.without_traces(machine.view(last, sitting.now)) if last else None,
         )
 
@@ -162,7 +162,7 @@ class Reader:
     async def instances(self, call: Call) -> list[model.Instance]:
         """The instances seen lately, by label."""
         now = await call.moment()
-        members = [each.member for each in await self._members.all(call)]
+        members = [each.member for each in await self._members.all(call, strict=True)]
         lately = [
             machine.shown_instance(each.instance, now)
             for each in members

@@ -94,6 +94,7 @@ def run_at(subject: str) -> tuple[str, int]:
     return name(job), int(slot)
 
 
-def incarnation_of(subject: str) -> str:
-    """The incarnation of one of `instances`."""
-    return name(subject.rpartition(".")[2])
+def instance_of(subject: str) -> tuple[str, str]:
+    """The label and the incarnation of one of `instances`."""
+    _, label, incarnation = subject.rsplit(".", 2)
+    return name(label), name(incarnation)
