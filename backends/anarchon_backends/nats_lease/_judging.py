@@ -61,7 +61,8 @@ class Case:
             self.state.save(each)
             self.changed = True
             self.freed = self.freed or bool(each.run.freed)
-            self.grown += len(encode([run_json(each.run), *(plain(a) for a in each.attempts)]))
+            past = [plain(a) for a in each.attempts if a.attempt < each.run.attempt]
+            self.grown += len(encode([run_json(each.run), *past]))
 
     def replace_record(self, record: machine.JobRecord) -> None:
         """Takes in the job's record."""
