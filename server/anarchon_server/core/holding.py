@@ -541,7 +541,7 @@ class Holding:
             if named is None:
                 entry.receipts[index] = Receipt(ReceiptStatus.UNKNOWN_TOKEN)
                 continue
-            outcome = self._by_its_timeout(named[0], told)
+            outcome = self._by_its_timeout(token, named[0], told)
             self._finish(token)
             if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
                 self._drop(token)  # such a stop changes nothing (S21a)
@@ -567,11 +567,12 @@ class Holding:
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
 
-    def _by_its_timeout(self, job: str, outcome: Outcome) -> Outcome:
+    def _by_its_timeout(self, token: str, job: str, outcome: Outcome) -> Outcome:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
-        also where the store was away when it should have learned so.
+        also where the store was away when it should have learned so, or its session is lost.
         """
-        timeout_ms = self._timeout_of(job)
+        hold = self._holds.get(token)
+        timeout_ms = hold.timeout_ms if hold else self._timeout_of(job)
         if timeout_ms is None or outcome.elapsed_ms <= timeout_ms:
             return outcome
         return replace(outcome, result="", stopped=CancelReason.TIMEOUT)
