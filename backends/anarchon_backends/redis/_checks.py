@@ -38,18 +38,24 @@ class Findings:
     doubts: list[str] = field(default_factory=list)
 
 
-async def check(server: Server, address: Address) -> Findings:
-    """Looks at each server's kind, role and settings. Raises `StoreRefused` for what is fatal."""
+async def check(server: Server, address: Address, *, expires: bool = False) -> Findings:
+    """Looks at each server's kind, role and settings. Raises `StoreRefused` for what is fatal.
+
+    `expires`: claims have an expiry, so that no policy of eviction spares them.
+    """
     if isinstance(server, Pool):
-        return await _check_one(server, address)
+        return await _check_one(server, address, expires=expires)
     await server.refresh()
-    found = {host: await _check_one(pool, address) for host, pool in server.nodes().items()}
+    found = {
+        host: await _check_one(pool, address, expires=expires)
+        for host, pool in server.nodes().items()
+    }
     merged = Findings(_merged(found, "verified"), _merged(found, "doubts"))
     await _check_clocks(server, merged)
     return merged
 
 
-async def _check_one(pool: Pool, address: Address) -> Findings:
+async def _check_one(pool: Pool, address: Address, *, expires: bool) -> Findings:
     found = Findings()
     answers = await pool.ask(
         *(["INFO", section] for section in _SECTIONS),
@@ -61,7 +67,7 @@ async def _check_one(pool: Pool, address: Address) -> Findings:
     info = _info_of(answers[: len(_SECTIONS)])
     settings = _settings_of(answers[len(_SECTIONS) :], info)
     check_server(info, found, cluster=address.cluster)
-    _check_memory(settings, found)
+    _check_memory(settings, found, expires=expires)
     _check_disk(settings, found)
     _check_replicas(info, settings, found)
     await _check_durability(pool, address, info, found)
@@ -134,7 +140,7 @@ async def _check_durability(
         found.verified.append(f"{wanted}: a claim or a result counts when it has arrived there")
 
 
-def denied(error: AccessDenied, location: str) -> StoreRefused:
+def denied(error: AccessDenied, location: str, page: str = "redis.md") -> StoreRefused:
     """What to do where the server does not let us in, or does not let us do it."""
     said = str(error).removeprefix(f"{location}: ").rstrip(".")
     if "CERTIFICATE" in said:
@@ -144,16 +150,16 @@ def denied(error: AccessDenied, location: str) -> StoreRefused:
     else:
         advice = (
             "the user and the password come from the URL, from password_file or from "
-            "REDISCLI_AUTH; docs/stores/redis.md lists the permissions that the user needs"
+            f"REDISCLI_AUTH; docs/stores/{page} lists the permissions that the user needs"
         )
     return StoreRefused(f"{location}: {said}; {advice}")
 
 
-def not_run(error: RedisError, location: str) -> StoreRefused:
+def not_run(error: RedisError, location: str, page: str = "redis.md") -> StoreRefused:
     """What to do where the server stopped a script at one of its commands."""
     said = str(error).partition(" script: ")[0]
     return StoreRefused(
-        f"{location}: it does not carry out the scripts: {said}. docs/stores/redis.md lists the "
+        f"{location}: it does not carry out the scripts: {said}. docs/stores/{page} lists the "
         "commands, keys and channels that the user needs"
     )
 
@@ -220,20 +226,22 @@ def check_server(info: Mapping[str, str], found: Findings, *, cluster: bool) -> 
     )
 
 
-def _check_memory(settings: Mapping[str, str], found: Findings) -> None:
+def _check_memory(settings: Mapping[str, str], found: Findings, *, expires: bool) -> None:
     policy = settings.get("maxmemory-policy")
     if policy is None:
+        bad = "any but noeviction" if expires else "one of allkeys-*"
         found.doubts.append(
-            "maxmemory-policy could not be read: with one of allkeys-* the server would throw "
-            "claims away when its memory is full"
+            f"maxmemory-policy could not be read: with {bad} the server would throw claims "
+            "away when its memory is full"
         )
-    elif policy.startswith("allkeys"):
+    elif policy.startswith("allkeys") or (expires and policy != "noeviction"):
         raise StoreRefused(
             f"the server's maxmemory-policy is {policy}, which throws claims away when its memory "
             "is full, and slots would run twice: set it to noeviction"
         )
     else:
-        found.verified.append(f"maxmemory-policy is {policy}: no key without expiry is evicted")
+        spared = "no key" if expires else "no key without expiry"
+        found.verified.append(f"maxmemory-policy is {policy}: {spared} is evicted")
 
 
 def _check_disk(settings: Mapping[str, str], found: Findings) -> None:

@@ -24,6 +24,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
+    ExecAbortError,
     MasterDownError,
     MaxConnectionsError,
     MovedError,
@@ -380,7 +381,8 @@ class Pool:
         text = f"{self._address.location}: {error}"
         if isinstance(error, AuthenticationError):
             return AccessDenied(text)
-        if isinstance(error, NoPermissionError) and " script: " not in text:
+        aborted = isinstance(error, ExecAbortError) and "NOPERM" in text
+        if (isinstance(error, NoPermissionError) or aborted) and " script: " not in text:
             return AccessDenied(text)
         if not was_sent or isinstance(error, _NOT_DONE):
             return StoreUnavailable(text)

@@ -16,15 +16,14 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
 from anarchon_backends.redis import _checks, strategy_of
 from anarchon_backends.redis._address import Address, address_of
-from anarchon_backends.redis._cluster import Cluster
-from anarchon_backends.redis._connection import AccessDenied, Answer, Call, Pool
+from anarchon_backends.redis._cluster import Cluster, server_of
+from anarchon_backends.redis._connection import AccessDenied, Answer, Call
 from anarchon_backends.redis._script import Script
 from anarchon_backends.redis._text import decode, encode
 from anarchon_backends.redis_claim._batches import (
@@ -58,7 +57,7 @@ from anarchon_server.core.errors import (
 _T = TypeVar("_T")
 
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
-_PAGE = "docs/stores/redis-claim.md"
+_PAGE = "redis-claim.md"
 
 
 def open_store(url: str, options: port.OpenOptions) -> port.Store:
@@ -87,8 +86,7 @@ class RedisClaimStore:
         self._scripts = scripts_of(strategy)
         self._options = options
         self._clock = clock
-        kind = Cluster if address.cluster else Pool
-        self._server: Pool | Cluster = kind(address, options.op_timeout_ms)
+        self._server = server_of(address, options.op_timeout_ms)
         self._keys = Keys(f"anarchon:{{{len(options.namespace)}:{options.namespace}}}")
         self._reader = Reader(self._server, self._keys, clock)
         self._drawn_id = secrets.token_hex(8)
@@ -108,11 +106,11 @@ class RedisClaimStore:
         self._server.start()
         self._closed.clear()
         try:
-            found = await _checks.check(self._server, self._address)
+            found = await _checks.check(self._server, self._address, expires=self._strategy.expires)
             await self._probe()
         except AccessDenied as error:
             await self.close()
-            raise _checks.denied(error, self._address.location) from None
+            raise _checks.denied(error, self._address.location, _PAGE) from None
         except BaseException:
             await self.close()
             raise
@@ -137,15 +135,15 @@ class RedisClaimStore:
             raise
         except OutcomeUnknown as error:
             if isinstance(error.__cause__, ResponseError):
-                raise _checks.not_run(error.__cause__, self._address.location) from None
+                raise _checks.not_run(error.__cause__, self._address.location, _PAGE) from None
             raise
 
     def _probe_keys(self) -> Iterable[str]:
-        """A key on every server, as a job of a name that is none would have it."""
-        if isinstance(self._server, Pool):
-            return [self._keys.job("")]
+        """A key on every server, as a job would have it; no job has such a name."""
+        if not isinstance(self._server, Cluster):
+            return [self._keys.job("|")]
         named = (
-            self._server.key_on(host, lambda n: self._keys.job(f" {n}"))
+            self._server.key_on(host, lambda n: self._keys.job(f"|{n}"))
             for host in self._server.nodes()
         )
         return [key for key in named if key is not None]
@@ -160,6 +158,14 @@ class RedisClaimStore:
             )
         if said.get("outcome") != "fine":
             raise StoreRefused("the server's Lua does not keep numbers of 16 digits exactly")
+
+    def _other_schema(self, said: str) -> StoreRefused:
+        found = said.partition("ANARCHONSCHEMA")[2].strip()[:40]
+        return StoreRefused(
+            f"the namespace in the store has the layout {found!r}, and this version of Anarchon "
+            f"with strategy={self._strategy.name} knows {self._scripts.schema!r}: use the strategy "
+            "and the version that made it, or another namespace"
+        )
 
     async def close(self) -> None:
         """Closes the connections, and ends the watches."""
@@ -178,13 +184,12 @@ class RedisClaimStore:
         return Call(self._scripts.namespace, [self._keys.namespace], batch)
 
     async def _ask_namespace(self, act: str, **request: object) -> dict[str, Any]:
-        (answer,) = await self._server.run_each([self._namespace_call(act, **request)])
-        if isinstance(answer, StoreError):
-            raise answer
-        return self._namespace_said(answer)
+        told = await self._server.run_each([self._namespace_call(act, **request)])
+        _raise_failures(told)
+        return self._namespace_said(told[0])
 
-    def _namespace_said(self, answer: bytes) -> dict[str, Any]:
-        said: dict[str, Any] = json.loads(decode(answer))
+    def _namespace_said(self, answer: Answer) -> dict[str, Any]:
+        said = _said(answer)
         self._store_id = said["store_id"]
         return said
 
@@ -209,21 +214,31 @@ class RedisClaimStore:
         ]
 
     async def _carry_out(
-        self, script: Script, items: Sequence[Item], *, durable: bool = False, **batch: object
-    ) -> _Done:
-        """Carries out a batch in one round trip (in a cluster one to each node). Raises where no
-        part of it was answered.
+        self,
+        script: Script,
+        items: Sequence[Item],
+        *,
+        durable: bool = False,
+        whole: bool = True,
+        **batch: object,
+    ) -> tuple[machine.Moment, list[Item]]:
+        """Carries out a batch in one round trip (in a cluster one to each node): the store's time,
+        and an answer an item. Raises where a call was not answered; not `whole`: where none was.
         """
+        if durable and (self._address.replicas or self._address.fsync):
+            batch["durable"] = True
         calls = self._calls(script, items, **batch)
         if not calls:
-            return _Done(await self._reader.now(), [])
+            return await self._reader.now(), []
         told = await self._server.run_each([call for _, call in calls], durable=durable)
-        return _done([count for count, _ in calls], told)
+        if whole or all(isinstance(each, StoreError) for each in told):
+            _raise_failures(told)
+        return _answers([count for count, _ in calls], told)
 
     def _reply(self, now: machine.Moment, answers: Iterable[_T]) -> port.Reply[_T]:
         losses = self._server.losses
         return port.Reply(
-            now.at, tuple(answers), {}, f"{self._store_id}.{losses}" if losses else self._store_id
+            now.at, tuple(answers), {}, f"{self._store_id}+{losses}" if losses else self._store_id
         )
 
     # Runs
@@ -231,8 +246,8 @@ class RedisClaimStore:
     async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
         """First attempts. A part of the batch that was not answered leaves its claims open."""
         items = [claim_item(claim) for claim in claims]
-        done = await self._carry_out(self._scripts.runs, items, durable=True)
-        return self._reply(done.now, (claim_answer(each, done.now) for each in done.answers))
+        now, answers = await self._carry_out(self._scripts.runs, items, durable=True, whole=False)
+        return self._reply(now, (claim_answer(each, now) for each in answers))
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Nothing is caught up with here. Raises `UnsupportedError`."""
@@ -250,8 +265,8 @@ class RedisClaimStore:
         return await self._tokens([release_item(each) for each in releases])
 
     async def _tokens(self, items: Sequence[Item]) -> port.Reply[port.TokenAnswer]:
-        done = await self._carry_out(self._scripts.runs, items, durable=True)
-        return self._reply(done.now, (token_answer(each, done.now) for each in done.all()))
+        now, answers = await self._carry_out(self._scripts.runs, items, durable=True)
+        return self._reply(now, (token_answer(each, now) for each in answers))
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. What it says and asks of runs goes first."""
@@ -262,12 +277,11 @@ class RedisClaimStore:
         lives = self._namespace_call(
             "beat", instance=noted_instance(beat.instance), leaving=beat.leaving
         )
-        *told, last = await self._server.run_each([*(call for _, call in calls), lives])
-        if isinstance(last, StoreError):
-            raise _as_a_part(last, told)
-        said = self._namespace_said(last)
+        told = await self._server.run_each([*(call for _, call in calls), lives])
+        _raise_failures(told)
+        _, answers = _answers([count for count, _ in calls], told[:-1])
+        said = self._namespace_said(told[-1])
         now = moment(int(said["now_us"]))
-        answers = _done([count for count, _ in calls], told).all() if calls else []
         if beat.leaving:
             await self._let_go(beat.instance.incarnation, said["dropped"] or (), now.at)
         renewed = len(beat.renewals)
@@ -295,30 +309,29 @@ class RedisClaimStore:
         begun = await self._ask_namespace("begin", instance=noted)
         items = registration_items(definitions)
         try:
-            done = await self._carry_out(
+            _, found = await self._carry_out(
                 self._scripts.definitions,
                 items,
                 incarnation=instance.incarnation,
                 live=begun["live"],
             )
-            answers: dict[int, port.Registration] = {}
-            for item, each in zip(items, done.all(), strict=True):
-                answers |= registrations(item, each)
             jobs = [item["job"] for item in items]
             said = await self._ask_namespace("finish", instance=noted, jobs=jobs)
+            now = moment(int(said["now_us"]))
             if dropped := said["dropped"] or ():
-                await self._let_go(instance.incarnation, dropped, done.now.at)
+                await self._let_go(instance.incarnation, dropped, now.at)
                 await self._ask_namespace("dropped", instance=noted, jobs=dropped)
         except StoreUnavailable as error:
             raise OutcomeUnknown(f"{error}; a part of the registration was done before") from error
-        now = moment(int(said["now_us"]))
+        answers: dict[int, port.Registration] = {}
+        for item, each in zip(items, found, strict=True):
+            answers |= registrations(item, each)
         return self._reply(now, (answers[place] for place in range(len(definitions))))
 
     async def _let_go(self, incarnation: str, jobs: Iterable[str], at: int) -> None:
         """Notes on the jobs that the instance held them until `at`, and holds them no more."""
         items = [{"act": "let_go", "job": job} for job in jobs]
-        batch = {"incarnation": incarnation, "at": at}
-        (await self._carry_out(self._scripts.definitions, items, **batch)).all()
+        await self._carry_out(self._scripts.definitions, items, incarnation=incarnation, at=at)
 
     # Reading
 
@@ -360,7 +373,7 @@ class RedisClaimStore:
         for each in said["gone"] or ():
             await self._let_go(each["incarnation"], each["jobs"] or (), int(each["at"]))
         names = await self._reader.job_names(self._pruned_to, _PRUNE_JOBS)
-        done = await self._carry_out(
+        now, answers = await self._carry_out(
             self._scripts.definitions,
             [{"act": "prune", "job": name} for name in names],
             instances={**said["live"], **said["lapsed"]},
@@ -368,14 +381,12 @@ class RedisClaimStore:
             history_max=policy.history_max,
             room=policy.batch,
         )
-        answers = done.all()
-        await self._drop_names(
-            [n for n, a in zip(names, answers, strict=True) if a.get("forgotten")]
-        )
-        looked_at = [n for n, a in zip(names, answers, strict=True) if not a.get("skipped")]
+        pruned = dict(zip(names, answers, strict=True))
+        await self._drop_names([name for name in names if pruned[name].get("forgotten")])
+        looked_at = [name for name in names if not pruned[name].get("skipped")]
         finished = len(looked_at) == len(names) < _PRUNE_JOBS
         self._pruned_to = "" if finished or not looked_at else looked_at[-1]
-        return self._reply(done.now, [sum(int(each.get("gone", 0)) for each in answers)])
+        return self._reply(now, [sum(int(each.get("gone", 0)) for each in answers)])
 
     async def _drop_names(self, names: Sequence[str]) -> None:
         """Takes jobs out of the index; not those that somebody registers meanwhile."""
@@ -393,47 +404,34 @@ class RedisClaimStore:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What became of a batch, by item, and when; an error in the place of what was not answered."""
-
-    now: machine.Moment
-    answers: list[Item]
-    error: StoreError | None = None
-
-    def all(self) -> list[Item]:
-        """The answers, which are all there. Raises `OutcomeUnknown`."""
-        if self.error is not None:
-            raise OutcomeUnknown(f"{self.error}; another part of the call was done")
-        return self.answers
+def _said(answer: Answer) -> dict[str, Any]:
+    assert not isinstance(answer, StoreError), "failures were raised before"
+    said: dict[str, Any] = json.loads(decode(answer))
+    return said
 
 
-def _done(counts: Sequence[int], told: Sequence[Answer]) -> _Done:
-    """The answers of calls that did so many items each. Raises where none was answered."""
+def _raise_failures(told: Sequence[Answer]) -> None:
+    """Raises what keeps calls made together from being answered; nothing was done surely only
+    where that is so of each.
+    """
+    failed = [each for each in told if isinstance(each, StoreError)]
+    if not failed:
+        return
+    if len(failed) == len(told):
+        unknown = [each for each in failed if isinstance(each, OutcomeUnknown)]
+        raise (unknown or failed)[0]
+    raise OutcomeUnknown(f"{failed[0]}; another part of the call was done") from failed[0]
+
+
+def _answers(counts: Sequence[int], told: Sequence[Answer]) -> tuple[machine.Moment, list[Item]]:
+    """What calls that did so many items each answered, and when."""
     answers: list[Item] = []
     now_us = 0
-    errors: list[StoreError] = []
     for count, answer in zip(counts, told, strict=True):
         if isinstance(answer, StoreError):
-            errors.append(answer)
             answers += [{"outcome": "broken"}] * count
         else:
-            said = json.loads(decode(answer))
+            said = _said(answer)
             now_us = max(now_us, int(said["now_us"]))
             answers += said["answers"]
-    if len(errors) == len(told):
-        raise _gravest(errors)
-    return _Done(moment(now_us), answers, errors[0] if errors else None)
-
-
-def _gravest(errors: Sequence[StoreError]) -> StoreError:
-    """Nothing was done surely only if no part may have been."""
-    unknown = [each for each in errors if isinstance(each, OutcomeUnknown)]
-    return (unknown or errors)[0]
-
-
-def _as_a_part(error: StoreError, others: Sequence[Answer]) -> StoreError:
-    """What the failure of one call means for all that were made with it."""
-    if all(isinstance(each, StoreUnavailable) for each in others):
-        return error
-    return OutcomeUnknown(f"{error}; another part of the call was done")
+    return moment(now_us), answers

@@ -1,6 +1,6 @@
 """Batches as the scripts read them, and their answers as the port's records.
 
-Imports the port, the rules, the model, the limits and the standard library.
+Imports the port, the rules, the model, the limits, the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from anarchon_backends.redis_claim._rows import Unreadable, failure_text, kept_definition, run_of
 from anarchon_server.core import limits, machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.errors import OutcomeUnknown
 
 ITEMS = limits.CLAIM_BATCH  # a script blocks the server while it runs: at most so many items ...
 BYTES = 1 << 20  # ... and about so much text
@@ -171,7 +172,14 @@ def token_answer(answer: Item, now: machine.Moment) -> port.TokenAnswer:
 
 
 def registrations(item: Item, answer: Item) -> dict[int, port.Registration]:
-    """What became of the definitions of one job, by where each stood in the batch."""
+    """What became of the definitions of one job, by where each stood in the batch.
+
+    Raises `OutcomeUnknown` for a job that somebody spoilt.
+    """
+    if "broken" in answer:
+        raise OutcomeUnknown(
+            f"{answer['broken']}: not as Anarchon writes it; the rest was registered"
+        )
     found: dict[int, port.Registration] = {}
     for place, wanted, each in zip(item["places"], item["wanted"], answer["wanted"], strict=True):
         since = each.get("since")

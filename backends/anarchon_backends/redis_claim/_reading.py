@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anarchon_backends.redis._cluster import Cluster
-from anarchon_backends.redis._connection import Command, Pool
+from anarchon_backends.redis._cluster import Server
+from anarchon_backends.redis._connection import Command
 from anarchon_backends.redis._text import decode, decoded
 from anarchon_backends.redis_claim._rows import holds_of, instance_of, moment, run_of, spec_of
 from anarchon_server.core import claim_only, machine, model
@@ -47,7 +47,7 @@ class Keys:
 class Reader:
     """Reads one namespace. `clock` stands in for the server's in tests."""
 
-    def __init__(self, server: Pool | Cluster, keys: Keys, clock: port.StoreClock | None) -> None:
+    def __init__(self, server: Server, keys: Keys, clock: port.StoreClock | None) -> None:
         self._server = server
         self._keys = keys
         self._clock = clock
@@ -200,15 +200,14 @@ class Reader:
         ends: dict[str, Place] = {}  # of what was read of a job that may have more
         waiting: list[Place] = []
         while bounds:
-            _, answers = await self._read(
-                *(
-                    [
-                        *("ZREVRANGEBYSCORE", f"{self._keys.job(name)}:runs", upper, lowest),
-                        *("LIMIT", 0, step),
-                    ]
-                    for name, upper in bounds.items()
-                )
-            )
+            wanted: list[Command] = [
+                [
+                    *("ZREVRANGEBYSCORE", f"{self._keys.job(name)}:runs", upper, lowest),
+                    *("LIMIT", 0, step),
+                ]
+                for name, upper in bounds.items()
+            ]
+            _, answers = await self._read(*wanted)
             for name, members in zip(bounds, answers, strict=True):
                 waiting += [(int(each), name) for each in members]
                 ends.pop(name, None)

@@ -85,6 +85,7 @@ end
 
 -- All definitions of one job that the instance holds from now on; `batch.live` as it was before.
 function acts.register(item, key)
+  tend(key)
   local ours = batch.incarnation
   local job, holds = load_job(key), load_holds(key)
   local live, own, answers = live_of(holds), {}, {}

@@ -11,6 +11,22 @@ local function make(stream)
   end
 end
 
+-- Makes sure of the window when the job is registered: it is all that this strategy rests on.
+local function tend(key)
+  local stream = key .. ':ids'
+  if redis.call('EXISTS', stream) == 0 then
+    return
+  end
+  local about, found = read(stream, 'XINFO', 'STREAM', stream), {}
+  for i = 1, #about, 2 do
+    found[about[i]] = about[i + 1]
+  end
+  if found['idmp-duration'] ~= WINDOW_S or found['idmp-maxsize'] ~= WINDOW_SLOTS then
+    broken(stream, 'somebody else set its window, to ' .. found['idmp-duration'] .. ' s and '
+      .. found['idmp-maxsize'] .. ' ids')
+  end
+end
+
 -- Whose token holds the slot from now on.
 local function take(key, claim)
   local stream = key .. ':ids'

@@ -197,6 +197,7 @@ function acts.probe(_, key)
   for _, token in ipairs({ 'a', 'b' }) do
     take(probe, { slot = NOW, token = token, start_deadline_ms = 0 })
   end
+  tend(probe)
   redis.call('DEL', probe .. ':claim:' .. text(NOW), probe .. ':slots', probe .. ':ids')
   local exact = text(1791633610123456) == '1791633610123456'
   return { outcome = exact and 'fine' or 'inexact' }

@@ -11,6 +11,9 @@ local function take(key, claim)
 end
 
 -- Nothing to do: the server forgets each record when its time is over.
+local function tend()
+end
+
 local function trim()
 end
 

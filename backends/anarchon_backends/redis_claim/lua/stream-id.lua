@@ -17,6 +17,9 @@ local function take(key, claim)
   return entry and entry[2][2]
 end
 
+local function tend()
+end
+
 -- Drops the entries of slots that are too old for anybody to claim.
 local function trim(key)
   read(key .. ':slots', 'XTRIM', key .. ':slots', 'MINID', text(NOW - KEPT_MS))
