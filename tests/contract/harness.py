@@ -133,8 +133,8 @@ class _Valkey(_Redis):
 
 
 class _RedisCluster(_Redis):
-    def __init__(self, directory: Path) -> None:
-        self.url = redis_cluster.fresh_url(self.kind)
+    def __init__(self, directory: Path, strategy: str = "lease") -> None:
+        self.url = redis_cluster.fresh_url(self.kind, strategy)
 
 
 class _Rabbitmq:
@@ -185,6 +185,7 @@ CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
     "redis-script": lambda directory: _Redis(directory, "script"),
     "redis-stream-id": lambda directory: _Redis(directory, "stream-id"),
     "redis-idmp": lambda directory: _Redis8(directory, "idmp"),
+    "redis-cluster-script": lambda directory: _RedisCluster(directory, "script"),
     "valkey-script": lambda directory: _Valkey(directory, "script"),
     "rabbitmq": lambda directory: _Rabbitmq("rabbitmq"),
     "rabbitmq4": lambda directory: _Rabbitmq("rabbitmq4"),

@@ -163,6 +163,6 @@ def session_cluster(kind: str) -> RedisCluster:
     return _clusters[kind]
 
 
-def fresh_url(kind: str) -> str:
+def fresh_url(kind: str, strategy: str = "lease") -> str:
     """The session's cluster, with what stands before the namespaces of one test as a fragment."""
-    return f"{session_cluster(kind).url}#{secrets.token_hex(4)}."
+    return f"{session_cluster(kind).url}&strategy={strategy}#{secrets.token_hex(4)}."
