@@ -277,7 +277,7 @@ class Members:
                 writes=True,
             )
         except JetStreamError as error:
-            if error.code not in (_NO_MESSAGE, _NOT_FOUND):
+            if error.code not in _GONE:
                 raise
         call.wrote = True
 
@@ -291,7 +291,7 @@ class Members:
         return self._subjects.instance(instance.instance_id, instance.incarnation)
 
 
-_NO_MESSAGE, _NOT_FOUND = 10_037, 10_057  # of a delete: not there; could not be deleted
+_GONE = (10_037, 10_043, 10_057)  # what a delete is answered where there is no such revision
 
 
 def _present(before: Member | None, instance: model.Instance) -> Member:

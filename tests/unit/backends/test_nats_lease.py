@@ -106,7 +106,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     state = state_of()
     won(state)
     case = Case(state, at(SLOT + 31_000))
-    seen = {"seen_attempt": 1, "seen_token": "t", "expected_at": SLOT + 31_000}
+    seen: dict[str, Any] = {"seen_attempt": 1, "seen_token": "t", "expected_at": SLOT + 31_000}
     (answer,) = judge_claims(case, [wish(token="second", **seen)])
     assert answer.outcome is ClaimOutcome.WON
     plan = Plan("job", "every:10s", SLOT, tuple(MissedSlot(SLOT + n * 10, 5) for n in (1, 2)))
