@@ -227,6 +227,22 @@ async def test_s1_clocks_that_are_apart_are_measured_and_judged(
     assert found.serves is (kind is not Kind.FATAL)
 
 
+async def test_what_a_trial_left_behind_goes_with_a_later_one(tmp_path: Path) -> None:
+    """On SQLite, whose time is the machine's."""
+    config = config_of(f"sqlite://{tmp_path}/a.db")
+    later = Fast(ahead_ms=200_000)
+    for clock in (SystemClock(), SystemClock(), later):
+        assert HOLDS in texts(await examine(config, clock))
+    url, namespace = config.store.reveal(), trial.namespace_for("sqlite")
+    opened = open_store(url, OpenOptions(namespace, later))
+    await opened.open()
+    try:
+        assert len((await opened.runs(port.RunQuery())).answers) == 1 + trial.SAMPLES
+        assert len((await opened.jobs((), "", 10)).answers) == 1
+    finally:
+        await opened.close()
+
+
 # ── Stores that break their promise, or do not let themselves be tried ──────────────────────────
 
 

@@ -149,7 +149,7 @@ def _claim(instance: Instance, slot: int) -> Claim:
         instance_id=instance.instance_id,
         incarnation=instance.incarnation,
         schedule_id=_SCHEDULE,
-        previous_slot=slot - 1,
+        previous_slot=None,  # so that none before it counts as unsettled
         overlap=OverlapPolicy.ALLOW,
         start_deadline_ms=MINUTE,
         lease_ms=MINUTE,
