@@ -61,6 +61,11 @@ class Address:
     tls_key: str = ""
     tls_verify: bool = True
 
+    @property
+    def durable(self) -> bool:
+        """Whether a claim must have arrived somewhere else before it counts."""
+        return bool(self.replicas) or self.fsync
+
 
 def address_of(url: str) -> Address:
     """Reads the URL. The password may stand in it, in a file (`password_file`), or in the

@@ -17,6 +17,7 @@ from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import AccessDenied, Pool
 from anarchon_backends.redis._text import decode
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
+from anarchon_server.core.store import Doubt
 
 _OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 _APART_MS = 500
@@ -29,13 +30,23 @@ _SETTINGS = (
     "min-replicas-to-write",
 )
 
+_LET_READ = "add +config|get and +info to what the user may do"
+
 
 @dataclass(slots=True)
 class Findings:
     """What holds, and what could not be verified or may be lost."""
 
     verified: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+
+    def warn(self, text: str, fix: str) -> None:
+        """Notes what may be lost, and what to change about it."""
+        self.doubts.append(Doubt(text, fix))
+
+    def unverified(self, text: str, fix: str) -> None:
+        """Notes what could not be found out, and what would let us."""
+        self.doubts.append(Doubt(text, fix, unverified=True))
 
 
 async def check(server: Server, address: Address, *, expires: bool = False) -> Findings:
@@ -50,7 +61,7 @@ async def check(server: Server, address: Address, *, expires: bool = False) -> F
         host: await _check_one(pool, address, expires=expires)
         for host, pool in server.nodes().items()
     }
-    merged = Findings(_merged(found, "verified"), _merged(found, "doubts"))
+    merged = _merged(found)
     await _check_clocks(server, merged)
     return merged
 
@@ -72,24 +83,34 @@ async def _check_one(pool: Pool, address: Address, *, expires: bool) -> Findings
     _check_replicas(info, settings, found)
     await _check_durability(pool, address, info, found)
     if not pool.watched:
-        found.doubts.append(
+        found.unverified(
             "master_replid and evicted_keys cannot be watched (INFO is not allowed): a fail-over, "
-            "a restart or an eviction that lost claims is noticed only where a fence fell; add "
-            "+info to what the user may do"
+            "a restart or an eviction that lost claims is noticed only where a fence fell",
+            "add +info to what the user may do",
         )
     return found
 
 
-def _merged(found: Mapping[tuple[str, int], Findings], kind: str) -> list[str]:
+def _merged(found: Mapping[tuple[str, int], Findings]) -> Findings:
     """What all nodes have in common, and what only some of them, which it then names."""
-    by_node: dict[str, list[str]] = {}
+    verified: dict[str, list[str]] = {}
+    doubts: dict[Doubt, list[str]] = {}
     for host, each in found.items():
-        for sentence in getattr(each, kind):
-            by_node.setdefault(sentence, []).append(shown_host(host))
-    return [
-        sentence if len(nodes) == len(found) else f"{', '.join(nodes)}: {sentence}"
-        for sentence, nodes in by_node.items()
-    ]
+        for sentence in each.verified:
+            verified.setdefault(sentence, []).append(shown_host(host))
+        for doubt in each.doubts:
+            doubts.setdefault(doubt, []).append(shown_host(host))
+
+    def said(sentence: str, nodes: list[str]) -> str:
+        return sentence if len(nodes) == len(found) else f"{', '.join(nodes)}: {sentence}"
+
+    return Findings(
+        [said(sentence, nodes) for sentence, nodes in verified.items()],
+        [
+            Doubt(said(doubt, nodes), doubt.fix, unverified=doubt.unverified)
+            for doubt, nodes in doubts.items()
+        ],
+    )
 
 
 async def _check_clocks(cluster: Server, found: Findings) -> None:
@@ -104,9 +125,10 @@ async def _check_clocks(cluster: Server, found: Findings) -> None:
         ahead_s.append(int(said[0]) + int(said[1]) / 1e6 - (began + now()) / 2)
     apart_ms = (max(ahead_s) - min(ahead_s)) * 1_000
     if apart_ms > _APART_MS:
-        found.doubts.append(
-            f"the clocks of the cluster's nodes are {apart_ms:.0f} ms apart: synchronise them, or "
-            "slots are claimed early or late by that much, and takeovers may be refused"
+        found.warn(
+            f"the clocks of the cluster's nodes are {apart_ms:.0f} ms apart: slots are claimed early "
+            "or late by that much, and takeovers may be refused",
+            "have the nodes' clocks set by the same time servers (NTP)",
         )
     else:
         found.verified.append(
@@ -118,7 +140,7 @@ async def _check_durability(
     pool: Pool, address: Address, info: Mapping[str, str], found: Findings
 ) -> None:
     """Tries what `durability` asks for: the server must know it, and permit it."""
-    if not address.replicas and not address.fsync:
+    if not address.durable:
         return
     wanted = f"durability={'fsync' if address.fsync else f'replicas:{address.replicas}'}"
     (said,) = await pool.ask(["WAITAOF", 1, 0, 1] if address.fsync else ["WAIT", 0, 1])
@@ -133,8 +155,9 @@ async def _check_durability(
         )
     replicas = info.get("connected_slaves")
     if address.replicas and replicas is not None and int(replicas) < address.replicas:
-        found.doubts.append(
-            f"it has {replicas} replicas, and {wanted}: no claim counts until there are more"
+        found.warn(
+            f"it has {replicas} replicas, and {wanted}: no claim counts until there are more",
+            "start more replicas, or ask for fewer in the URL",
         )
     else:
         found.verified.append(f"{wanted}: a claim or a result counts when it has arrived there")
@@ -195,7 +218,10 @@ def check_server(info: Mapping[str, str], found: Findings, *, cluster: bool) -> 
     kind = "valkey" if "valkey_version" in info else "redis"
     version = info.get(f"{kind}_version", "")
     if not version:
-        found.doubts.append("the server's version and role could not be read (INFO is not allowed)")
+        found.unverified(
+            "the server's version and role could not be read (INFO is not allowed)",
+            "add +info to what the user may do",
+        )
         return
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST[kind]:
@@ -230,9 +256,10 @@ def _check_memory(settings: Mapping[str, str], found: Findings, *, expires: bool
     policy = settings.get("maxmemory-policy")
     if policy is None:
         bad = "any but noeviction" if expires else "one of allkeys-*"
-        found.doubts.append(
+        found.unverified(
             f"maxmemory-policy could not be read: with {bad} the server would throw claims "
-            "away when its memory is full"
+            "away when its memory is full",
+            _LET_READ,
         )
     elif policy.startswith("allkeys") or (expires and policy != "noeviction"):
         raise StoreRefused(
@@ -247,21 +274,23 @@ def _check_memory(settings: Mapping[str, str], found: Findings, *, expires: bool
 def _check_disk(settings: Mapping[str, str], found: Findings) -> None:
     appendonly, appendfsync = settings.get("appendonly"), settings.get("appendfsync")
     if appendonly is None:
-        found.doubts.append(
-            "appendonly could not be read: without it a restart of the server loses claims"
+        found.unverified(
+            "appendonly could not be read: without it a restart of the server loses claims",
+            _LET_READ,
         )
     elif appendonly != "yes":
-        found.doubts.append(
+        found.warn(
             "appendonly is no: a restart of the server loses what was claimed since its last "
-            "snapshot, and such slots may run twice; set it to yes"
+            "snapshot, and such slots may run twice",
+            "set appendonly to yes",
         )
     elif appendfsync is None:
-        found.doubts.append("appendonly is yes; appendfsync could not be read")
+        found.unverified("appendonly is yes; appendfsync could not be read", _LET_READ)
     elif appendfsync != "always":
         found.verified.append("appendonly is yes: the server's death loses nothing")
-        found.doubts.append(
-            f"appendfsync is {appendfsync}: a power cut may lose the last second or more; always "
-            "loses nothing"
+        found.warn(
+            f"appendfsync is {appendfsync}: a power cut may lose the last second or more",
+            "set appendfsync to always, which costs a sync for each call",
         )
     else:
         found.verified.append("appendonly is yes and appendfsync is always")
@@ -272,13 +301,15 @@ def _check_replicas(info: Mapping[str, str], settings: Mapping[str, str], found:
     if replicas is None or int(replicas) == 0:
         return
     needed = settings.get("min-replicas-to-write")
+    fix = "durability=replicas:1 in the URL waits for a replica"
     if needed is None:
-        advice = "; min-replicas-to-write could not be read"
+        narrowed = "; min-replicas-to-write could not be read"
     elif int(needed) == 0:
-        advice = "; set min-replicas-to-write to 1 to narrow it"
+        narrowed, fix = "", f"set min-replicas-to-write to 1 to narrow it; {fix}"
     else:
-        advice = f"; min-replicas-to-write is {needed}, which narrows it"
-    found.doubts.append(
+        narrowed = f"; min-replicas-to-write is {needed}, which narrows it"
+    found.warn(
         f"it has {replicas} replicas, which lag behind: a fail-over may lose the newest claims"
-        f"{advice}"
+        f"{narrowed}",
+        fix,
     )

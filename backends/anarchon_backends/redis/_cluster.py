@@ -318,7 +318,7 @@ def _may_be_elsewhere(answer: Any) -> bool:
     """Whether it was surely not done, and may be done if another node is asked."""
     if not isinstance(answer, StoreUnavailable) or isinstance(answer, AccessDenied):
         return False
-    return not isinstance(answer.__cause__, AskError)
+    return type(answer.__cause__) is not AskError  # of which MovedError is one to the driver
 
 
 def _no_slots(location: str, said: RedisError) -> StoreError:

@@ -48,7 +48,9 @@ Command = Sequence[str | bytes | int]
 CONNECTIONS = 4  # claims, heartbeats, results and reading do not wait for each other
 _CLOSE_S = 1.0
 _LOOK_S = 10.0  # a connection looks so often whether its server is still the one it was
-_KEPT_SHARE = 2  # of a call's time, what it may wait for replicas or the disk
+_KEPT_SHARE = (
+    3  # of a call's time, what it may wait for replicas or the disk: twice, if a script is new
+)
 
 # Answers which mean that nothing was done, also when a command inside of a script met them: they
 # stop a script only before its first write.

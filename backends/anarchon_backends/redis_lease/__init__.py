@@ -86,7 +86,7 @@ class RedisLeaseStore:
         self._address = address
         self._options = options
         self._server = server_of(address, options.op_timeout_ms)
-        self._calls = Calls(self._server, options.namespace, clock)
+        self._calls = Calls(self._server, options.namespace, clock, durable=address.durable)
         self._reader = Reader(self._server, self._calls, clock)
         self._capabilities = port.Capabilities(backend="redis:lease", notifies=True)
         self._freed_before = 0
@@ -137,8 +137,9 @@ class RedisLeaseStore:
             raise StoreRefused("the server's Lua does not keep numbers of 16 digits exactly")
         found.verified.append("scripts run, and every command they use is permitted")
         if not answers[0]["publishes"]:
-            found.doubts.append(
-                "publishing is not permitted: others notice a freed run only when they look"
+            found.warn(
+                "publishing is not permitted: others notice a freed run only when they look",
+                f"add +publish and &{namespace}:news to what the user may do",
             )
 
     def _keys_elsewhere(self) -> list[str]:
@@ -156,8 +157,9 @@ class RedisLeaseStore:
         try:
             connection = await self._subscribe()
         except AccessDenied:
-            found.doubts.append(
-                "subscribing is not permitted: this instance notices a freed run when it looks"
+            found.warn(
+                "subscribing is not permitted: this instance notices a freed run when it looks",
+                f"add +subscribe and &{self._calls.namespace}:news to what the user may do",
             )
         else:
             await self._server.discard(connection)

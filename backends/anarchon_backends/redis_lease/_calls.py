@@ -38,12 +38,21 @@ class Part:
 class Calls:
     """The keys of a namespace, and what is asked about them.
 
-    In a cluster (`apart`) the namespace and each job may be on different nodes. `clock` stands in
-    for the servers' clocks, in tests.
+    In a cluster (`apart`) the namespace and each job may be on different nodes. With `durable`,
+    claims and results wait for what the URL asks for. `clock` stands in for the servers' clocks, in
+    tests.
     """
 
-    def __init__(self, server: Server, namespace: str, clock: port.StoreClock | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        namespace: str,
+        clock: port.StoreClock | None,
+        *,
+        durable: bool = False,
+    ) -> None:
         self._server = server
+        self._durable = durable
         self._clock = clock
         self._drawn_id = secrets.token_hex(8)
         self._store_id = ""
@@ -92,6 +101,7 @@ class Calls:
         if not parts and not self.apart:
             parts = [([], [])]
         batches = [{**(batch or {}), **form(items)} for _, items in parts]
+        durable = durable and self._durable
         if durable:
             batches = [{**each, "durable": True} for each in batches]
         if self.apart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from anarchon_backends import redis as dispatch
-from anarchon_backends.redis import _checks
+from anarchon_backends.redis import _checks, _connection
 from anarchon_backends.redis._address import address_of
 from anarchon_backends.redis._connection import CONNECTIONS, Pool
 from anarchon_backends.redis_lease import RedisLeaseStore, _batches
@@ -29,7 +30,7 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.model import Failure, Outcome, OverlapPolicy
-from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
+from anarchon_server.core.store import Claim, ClaimOutcome, Completion, Doubt, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -445,6 +446,133 @@ async def test_s27a_a_flushed_server_is_another_store(
         assert (await node.claim(SLOT)).outcome == "unregistered"
 
 
+async def test_s27a_a_server_that_was_restarted_may_be_another_store(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """What it lost cannot be told from outside, so that its start counts as a loss."""
+    server = start(kind, "--appendonly", "yes")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        before = (await node.beat_reply()).store_id
+        assert (await node.beat_reply()).store_id == before
+        server.kill()
+        await asyncio.to_thread(server.start)
+        ids: set[str] = set()
+        while len(ids) < 2:
+            with contextlib.suppress(StoreError):
+                ids |= {before, (await node.beat_reply()).store_id}
+        assert (await node.beat_reply()).store_id in ids - {before}, "and then it is that one"
+
+
+async def test_s27a_a_server_that_threw_keys_away_is_another_store(
+    kind: str, start: Callable[..., redis.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody allows it after the start; evicted keys that could expire are none of ours."""
+    monkeypatch.setattr(_connection, "_LOOK_S", 0.0)
+    server = start(kind, "--maxmemory-policy", "volatile-lru")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        before = (await node.beat_reply()).store_id
+
+        def evict() -> None:
+            for number in range(200):
+                server.send("SET", f"filler-{number}", "x" * 20_000, "EX", "1000")
+            server.send("CONFIG", "SET", "maxmemory", "3mb")
+            server.send("SET", "one-more", "x", "EX", "1000")
+            assert b"evicted_keys:0" not in server.send("INFO", "stats")
+            server.send("CONFIG", "SET", "maxmemory", "0")
+
+        evict()
+        assert (await node.beat_reply()).store_id == before
+        server.send("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+        evict()
+        after = (await node.beat_reply()).store_id
+        assert after != before
+        assert (await node.beat_reply()).store_id == after
+
+
+# Durability: R3, visible is not durable
+
+
+async def test_r3_a_claim_that_no_replica_has_is_unknown_until_one_has_it(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """Also for whoever asks again, on a connection that has written nothing."""
+    quick = ("--repl-diskless-sync-delay", "0")
+    master = start(kind, *quick)
+    replica = start(kind, *quick, "--replicaof", f"127.0.0.1 {master.port}")
+    await until(lambda: b"master_link_status:up" in replica.send("INFO", "replication"))
+    await until(lambda: b"state=online" in master.send("INFO", "replication"))
+    assert replica.process is not None
+    async with cluster_on(f"{master.url}?durability=replicas:1") as cluster:
+        first, second = await cluster.node(op_timeout_ms=900), await cluster.node(op_timeout_ms=900)
+        for node in (first, second):
+            await node.register()
+        cluster.advance_to(SLOT)
+        claim = first.wish(SLOT)
+        assert await answer_to(first, claim) is ClaimOutcome.WON, "when the replica has caught up"
+        done = await first.win(SLOT, token=claim.token)
+        replica.process.send_signal(signal.SIGSTOP)
+        claim = first.wish(SLOT + 1, **FREE)
+        unknown = r"done, but not acknowledged by 1 replicas within 300 ms"
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown, match=unknown):
+                await first.ask(claim)
+        assert (await second.look(SLOT + 1)) is not None, "it is visible, and that proves nothing"
+        for node in (first, second):
+            with pytest.raises(OutcomeUnknown, match=unknown):
+                await node.complete(done)
+        assert (await first.renew(done)).outcome == "fenced", "what is renewed is not waited for"
+        replica.process.send_signal(signal.SIGCONT)
+        assert await answer_to(first, claim) is ClaimOutcome.WON
+        seen = await first.run(SLOT + 1)
+        assert seen is not None
+        assert (seen.run.token, seen.run.attempt) == (claim.token, 1)
+        assert (await second.complete(done)).outcome == "recorded"
+
+
+async def test_r3_too_few_replicas_at_the_start_are_a_doubt(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    _, doubts = await report_of(f"{server.url}?durability=replicas:2")
+    assert "it has 0 replicas, and durability=replicas:2" in doubts
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis8"])
+async def test_r3_a_claim_that_the_disk_does_not_have_is_unknown(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--appendonly", "yes", "--appendfsync", "everysec")
+    url = f"{server.url}?durability=fsync"
+    verified, _ = await report_of(url)
+    assert "durability=fsync: a claim or a result counts when it has arrived there" in verified
+    async with cluster_on(url) as cluster:
+        node = await one_node(cluster)
+        assert (await node.claim(SLOT)).outcome == "won"
+        server.send("CONFIG", "SET", "appendonly", "no")
+        claim = node.wish(SLOT + 1, **FREE)
+        with pytest.raises(OutcomeUnknown, match="not acknowledged by disk within"):
+            await node.ask(claim)
+        server.send("CONFIG", "SET", "appendonly", "yes")
+        await until(lambda: b"aof_rewrite_in_progress:0" in server.send("INFO", "persistence"))
+        assert (await node.ask(claim)).outcome == "won"
+    server.send("CONFIG", "SET", "appendonly", "no")
+    with pytest.raises(StoreRefused, match=r"durability=fsync asks for: .*appendonly"):
+        await report_of(url)
+
+
+async def test_r3_a_server_that_cannot_tell_what_its_disk_has_is_refused(
+    start: Callable[..., redis.Server],
+) -> None:
+    """Redis before 7.2."""
+    server = start("redis", "--appendonly", "yes")
+    if b"redis_version:7.0." not in server.send("INFO", "server"):
+        pytest.skip("this Redis knows WAITAOF")
+    with pytest.raises(StoreRefused, match=r"unknown command.* needs Redis 7\.2 or Valkey 7\.2"):
+        await report_of(f"{server.url}?durability=fsync")
+
+
 class Watched:
     """A master, its replica, and a Sentinel that promotes the one when the other is gone."""
 
@@ -477,9 +605,8 @@ def watched(kind: str, start: Callable[..., redis.Server]) -> Iterator[Watched]:
     made.sentinel.stop()
 
 
-async def winner_of(node: Node, slot: int) -> ClaimOutcome:
+async def answer_to(node: Node, claim: Claim) -> ClaimOutcome:
     """Asks until it is answered."""
-    claim = node.wish(slot, **FREE)
     while True:
         try:
             return (await node.ask(claim)).outcome
@@ -498,6 +625,7 @@ async def test_s27_a_fail_over_that_a_sentinel_makes_is_followed(
         await node.register()
         cluster.advance_to(SLOT)
         await node.complete(await node.win(SLOT))
+        before = (await node.beat_reply()).store_id
         watched.master.send("WAIT", "1", "1000")
         offsets = re.compile(rb"master_repl_offset:(\d+)")
         await until(
@@ -508,9 +636,10 @@ async def test_s27_a_fail_over_that_a_sentinel_makes_is_followed(
         )
         assert watched.master.process is not None
         watched.master.process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        assert await winner_of(node, SLOT + 1) is ClaimOutcome.WON
+        assert await answer_to(node, node.wish(SLOT + 1, **FREE)) is ClaimOutcome.WON
         assert [seen.run.state for seen in await node.history()] == ["claimed", "success"]
         assert b"role:master" in watched.replica.send("INFO", "replication")
+        assert (await node.beat_reply()).store_id != before, "S27a"
 
 
 async def test_a_master_that_no_sentinel_knows(watched: Watched) -> None:
@@ -530,7 +659,7 @@ async def report_of(url: str, *, timeout_ms: int = 2_000) -> tuple[str, str]:
         report = await store.open()
     finally:
         await store.close()
-    return " ".join(report.verified), " ".join(report.doubts)
+    return " ".join(report.verified), " ".join(Doubt.of(doubt).in_full for doubt in report.doubts)
 
 
 async def test_a_server_that_keeps_everything_leaves_no_doubt(
@@ -684,6 +813,7 @@ async def test_the_least_privileges_of_the_page_are_enough(
         store = make()
         report = await store.open()
         assert any("could not be read" in doubt for doubt in report.doubts)
+        assert any("evicted_keys cannot be watched" in doubt for doubt in report.doubts)
         assert "a-secret" not in repr(report)
         clock = store._options.clock
         assert isinstance(clock, FakeClock)
