@@ -61,9 +61,15 @@ proto-check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint the protoco
 slots: $(VENV)/.installed-dev ## Slots against their oracle, with ANARCHON_SLOT_WINDOWS=30000 (tests: 1000)
 	ANARCHON_SLOT_WINDOWS=30000 $(BIN)/pytest tests/unit/server/core/test_slots_oracle.py
 
+.PHONY: docs
+docs: $(VENV)/.installed-dev ## Write anew what the pages show of the tests
+	$(BIN)/python tests/docs/rules.py
+	$(BIN)/python -m tests.docs.guarantees
+
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, beside croniter and cronsim
+bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, and what a run costs on each store
 	$(BIN)/python bench/slots.py
+	$(BIN)/python -m bench.round_trips
 
 .PHONY: croner
 croner: $(VENV)/.installed-dev ## Compare slots with croner's around clock changes (needs node and npm)

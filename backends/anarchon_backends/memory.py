@@ -85,7 +85,7 @@ class _Space:
                 unfinished[run.slot] = run
             attempts = self.attempts.setdefault((run.job, run.slot), {})
             attempts.update((attempt.attempt, attempt) for attempt in each.attempts)
-            if each.is_news:
+            if each.is_news or (each.ends_a_run and self.due(run.job) is not None):
                 self.wake_watchers()
 
     def delete(self, run: model.Run) -> None:
@@ -353,9 +353,8 @@ class MemoryStore:
             past = next((a for a in attempts if a.token == completion.token), None)
             verdict = self._rules.judge_completion(completion, now, run, past)
             space.save([verdict.saved] if verdict.saved else [])
-            due = space.due(completion.job)
-            if due is not None and verdict.saved is not None:
-                space.wake_watchers()
+            ended = verdict.saved is not None and verdict.saved.ends_a_run
+            due = space.due(completion.job) if ended else None
             answers.append(replace(verdict.answer, due=machine.view(due, now) if due else None))
         return self._reply(now, answers, (completion.job for completion in completions))
 
@@ -541,7 +540,7 @@ class MemoryStore:
         ]
 
     def watch(self) -> AsyncIterator[None]:
-        """Yields soon after a run was freed, from this call on."""
+        """Yields soon after a run was freed, may go on or is to stop, from this call on."""
         return _each_time(self._space.watcher())
 
 

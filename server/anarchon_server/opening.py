@@ -16,7 +16,7 @@ GROUP = "anarchon.backends"
 
 OpenStore = Callable[[str, OpenOptions], Store]
 
-# Schemes that Anarchon itself means to serve, with the extra that brings the driver.
+# The schemes of our own backends, with the extra that brings the driver.
 EXTRAS: Mapping[str, str] = {
     "memory": "server",
     "sqlite": "sqlite",
@@ -44,7 +44,10 @@ def open_store(url: str, options: OpenOptions) -> Store:
         raise StoreRefused(f"the store's URL has no scheme; known ones: {_named(known_schemes())}")
     point = _backends().get(scheme)
     if point is None:
-        raise StoreRefused(_unknown(scheme))
+        raise StoreRefused(
+            f"no backend serves store URLs that begin with {scheme[:40]!a}; known ones: "
+            f"{_named(known_schemes())}"
+        )
     return _load(scheme, point)(url, options)
 
 
@@ -68,13 +71,6 @@ def _load(scheme: str, point: EntryPoint) -> OpenStore:
         raise StoreRefused(
             f"the driver for {scheme}: is not installed (no module {error.name}): {remedy}"
         ) from None
-
-
-def _unknown(scheme: str) -> str:
-    known = _named(known_schemes())
-    if scheme in EXTRAS:
-        return f"this version has no backend for {scheme}: yet; use one of: {known}"
-    return f"no backend serves store URLs that begin with {scheme[:40]!a}; known ones: {known}"
 
 
 def _named(schemes: tuple[str, ...]) -> str:

@@ -31,7 +31,9 @@ class JobKnown(Event):
     lapse (S15). `cancel_ms` bounds how long after the first cancel of an attempt its lease may still
     end (S21a). `clock_error_ms` bounds how far an instance's idea of the store's time may be off;
     for `clock_learned_ms` after the clock was set it may go by what it knew before.
-    `timeout_ms` 0: none.
+    `timeout_ms` 0: none. `leases` false: the backend is claim-only, and what is said of leases is
+    for how long things may take. `late_ms`: by how much a claim that was sent in time may come late
+    to a store whose claim cannot look at a clock (S10).
     """
 
     job: str
@@ -46,6 +48,8 @@ class JobKnown(Event):
     clock_error_ms: int
     clock_learned_ms: int
     timeout_ms: int = 0
+    leases: bool = True
+    late_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

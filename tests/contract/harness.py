@@ -46,7 +46,7 @@ from anarchon_server.core.store import (
     Store,
     TokenAnswer,
 )
-from tests.servers import postgres, redis
+from tests.servers import nats, postgres, rabbitmq, redis, redis_cluster
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
 SECOND = 1_000
@@ -117,15 +117,53 @@ class _Postgres:
 class _Redis:
     kind = "redis"
 
-    def __init__(self, directory: Path) -> None:
-        self.url = redis.fresh_url(self.kind)
+    def __init__(self, directory: Path, strategy: str = "lease") -> None:
+        self.url = redis.fresh_url(self.kind, strategy)
 
     def store(self, options: OpenOptions) -> Store:
         return redis.open_virtual(self.url, options)
 
 
+class _Redis8(_Redis):
+    kind = "redis8"
+
+
 class _Valkey(_Redis):
     kind = "valkey"
+
+
+class _RedisCluster(_Redis):
+    def __init__(self, directory: Path, strategy: str = "lease") -> None:
+        self.url = redis_cluster.fresh_url(self.kind, strategy)
+
+
+class _Rabbitmq:
+    def __init__(self, kind: str, options: str = "") -> None:
+        self.url = rabbitmq.fresh_url(kind, options)
+
+    def store(self, options: OpenOptions) -> Store:
+        return rabbitmq.open_virtual(self.url, options)
+
+
+class _NatsLease:
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_url("lease")
+
+    def store(self, options: OpenOptions) -> Store:
+        return nats.open_virtual(self.url, options)
+
+
+class _NatsClaim:
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_url()
+
+    def store(self, options: OpenOptions) -> Store:
+        return nats.open_virtual(self.url, options)
+
+
+class _NatsClaimCluster(_NatsClaim):
+    def __init__(self, directory: Path) -> None:
+        self.url = nats.fresh_cluster_url()
 
 
 BACKENDS: dict[str, Callable[[Path], Database]] = {
@@ -134,12 +172,24 @@ BACKENDS: dict[str, Callable[[Path], Database]] = {
     "sqlite": _Sqlite,
     "postgres": _Postgres,
     "redis": _Redis,
+    "redis-cluster": _RedisCluster,
     "valkey": _Valkey,
+    "nats-lease": _NatsLease,
 }
 
 
 CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
     "memory-claim": lambda directory: _Memory(directory, leases=False),
+    "nats": _NatsClaim,
+    "nats-cluster": _NatsClaimCluster,
+    "redis-script": lambda directory: _Redis(directory, "script"),
+    "redis-stream-id": lambda directory: _Redis(directory, "stream-id"),
+    "redis-idmp": lambda directory: _Redis8(directory, "idmp"),
+    "redis-cluster-script": lambda directory: _RedisCluster(directory, "script"),
+    "valkey-script": lambda directory: _Valkey(directory, "script"),
+    "rabbitmq": lambda directory: _Rabbitmq("rabbitmq"),
+    "rabbitmq4": lambda directory: _Rabbitmq("rabbitmq4"),
+    "rabbitmq-new": lambda directory: _Rabbitmq("rabbitmq-new", "?queue_type=quorum"),
 }
 """The backends without leases, which run the suite in `claim_only`."""
 

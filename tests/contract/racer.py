@@ -18,12 +18,14 @@ from anarchon_backends.sqlite import open_store
 from anarchon_server.core.model import OverlapPolicy
 from anarchon_server.core.store import ClaimOutcome, OpenOptions
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
-from tests.servers import postgres, redis
+from tests.servers import nats, postgres, rabbitmq, redis
 
 OPENERS = {
     "sqlite": open_store,
     "postgresql": postgres.open_virtual,
     "redis": redis.open_virtual,
+    "nats": nats.open_virtual,
+    "amqp": rabbitmq.open_virtual,
 }
 
 

@@ -89,8 +89,15 @@ def cited_in(source: str) -> frozenset[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and (
             node.name.lower().startswith("test")
         ):
-            cited.update(_numbers(_IN_NAME, node.name))
-            cited.update(_numbers(_RULE, ast.get_docstring(node) or ""))
+            cited.update(cited_by(node.name, ast.get_docstring(node) or ""))
+    return frozenset(cited)
+
+
+def cited_by(name: str, *documents: str) -> frozenset[str]:
+    """The rules cited by the name of one test, and by its docstring and that of its class."""
+    cited = set(_numbers(_IN_NAME, name))
+    for document in documents:
+        cited.update(_numbers(_RULE, document))
     return frozenset(cited)
 
 

@@ -13,7 +13,7 @@ from tests.docs.rules import Rule
 
 RULES = {rule.number: rule for rule in rules.rules()}
 DECISIONS = ROOT / "docs" / "decisions"
-REMEDY = "write the Tests lines of docs/semantics.md anew: python tests/docs/rules.py"
+REMEDY = "write the Tests lines of docs/semantics.md anew: make docs"
 
 
 def named(page: Path) -> str:

@@ -19,13 +19,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Self
 from urllib.request import urlopen
 
 import pytest
+
+from anarchon_backends.nats import strategy_of
+from anarchon_backends.nats.address import address_of
+from anarchon_backends.nats_claim import NatsClaimStore
+from anarchon_backends.nats_lease import NatsLeaseStore
+from anarchon_server.core.store import OpenOptions, Store
 
 URL_VARIABLE = "ANARCHON_TEST_NATS_URL"
 START_S = 30.0
@@ -310,11 +316,21 @@ def private(config: str = "", *, jetstream: bool = True, userinfo: str = "") -> 
     return Server(config, jetstream=jetstream, userinfo=userinfo)
 
 
-def fresh_url() -> str:
+def fresh_url(strategy: str = "claim") -> str:
     """The session's server, with what stands before the namespaces of one test as a fragment."""
-    return f"{session_url()}#{secrets.token_hex(4)}."
+    url = session_url()
+    return f"{url}{'&' if '?' in url else '?'}strategy={strategy}#{secrets.token_hex(4)}."
 
 
 def fresh_cluster_url() -> str:
     """The session's cluster, with what stands before the namespaces of one test as a fragment."""
     return f"{session_cluster().url}#{secrets.token_hex(4)}."
+
+
+def open_virtual(url: str, options: OpenOptions) -> Store:
+    """A store on a `fresh_url`, by its strategy, whose time is that of `options.clock`."""
+    address, _, prefix = url.partition("#")
+    own = replace(options, namespace=prefix + options.namespace)
+    if strategy_of(address) == "lease":
+        return NatsLeaseStore(address_of(address), own, clock=options.clock)
+    return NatsClaimStore(address_of(address, ("retention",)), own, clock=options.clock)

@@ -19,12 +19,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Self
 
 import pytest
+
+from anarchon_backends.rabbitmq import RabbitmqStore
+from anarchon_backends.rabbitmq._address import address_of
+from anarchon_server.core.store import OpenOptions
 
 KINDS = ("rabbitmq", "rabbitmq4", "rabbitmq-new")
 VHOST = "anarchon"
@@ -234,6 +238,12 @@ def not_there(kind: str, why: str) -> Any:
     pytest.skip(f"no store: {kind}: {why}")
 
 
-def fresh_url(kind: str) -> str:
+def fresh_url(kind: str, options: str = "") -> str:
     """The session's broker, with what stands before the namespaces of one test as a fragment."""
-    return f"{session_url(kind)}#{secrets.token_hex(4)}."
+    return f"{session_url(kind)}{options}#{secrets.token_hex(4)}."
+
+
+def open_virtual(url: str, options: OpenOptions) -> RabbitmqStore:
+    """A store on a `fresh_url`."""
+    address, _, prefix = url.partition("#")
+    return RabbitmqStore(address_of(address), replace(options, namespace=prefix + options.namespace))

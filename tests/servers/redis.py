@@ -27,7 +27,10 @@ from typing import Any, Self
 
 import pytest
 
+from anarchon_backends.redis import strategy_of
 from anarchon_backends.redis._address import address_of
+from anarchon_backends.redis_claim import RedisClaimStore
+from anarchon_backends.redis_claim._strategies import STRATEGIES
 from anarchon_backends.redis_lease import RedisLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
 from tests.servers import redis8
@@ -199,13 +202,16 @@ def not_there(kind: str, why: str) -> Any:
     pytest.skip(f"no store: {kind}: {why}")
 
 
-def fresh_url(kind: str) -> str:
+def fresh_url(kind: str, strategy: str = "lease") -> str:
     """The session's server, with what stands before the namespaces of one test as a fragment."""
-    return f"{session_url(kind)}#{secrets.token_hex(4)}."
+    return f"{session_url(kind)}?strategy={strategy}#{secrets.token_hex(4)}."
 
 
 def open_virtual(url: str, options: OpenOptions) -> Store:
     """A store on a `fresh_url` whose time is that of `options.clock`."""
     address, _, prefix = url.partition("#")
     own = replace(options, namespace=prefix + options.namespace)
+    strategy = STRATEGIES.get(strategy_of(address))
+    if strategy is not None:
+        return RedisClaimStore(address_of(address), strategy, own, clock=options.clock)
     return RedisLeaseStore(address_of(address), own, clock=options.clock)

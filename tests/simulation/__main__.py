@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from itertools import count, filterfalse, islice
 from pathlib import Path
 
 from tests.checker.check import Violation, about
 from tests.checker.events import shown, to_lines
+from tests.simulation.plan import has_leases
 from tests.simulation.seeds import simulate
 from tests.simulation.world import World
 
@@ -22,12 +25,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay this seed and show what it breaks")
     parser.add_argument("--seeds", type=int, help="run so many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--claim-only", action="store_true", help="those without leases alone")
     parser.add_argument("--log", action="store_true", help="with --seed: show everything")
     parser.add_argument("--history", type=Path, help="with --seed: write the history, JSON lines")
     options = parser.parse_args(argv)
     if options.seed is not None:
         return _replay(options.seed, everything=options.log, history=options.history)
-    return _many(options.first, options.seeds or 100)
+    seeds: Iterator[int] = count(options.first)
+    if options.claim_only:
+        seeds = filterfalse(has_leases, seeds)
+    return _many(islice(seeds, options.seeds or 100))
 
 
 def _replay(seed: int, *, everything: bool, history: Path | None) -> int:
@@ -45,17 +52,18 @@ def _replay(seed: int, *, everything: bool, history: Path | None) -> int:
     return 1 if violations else 0
 
 
-def _many(first: int, count: int) -> int:
-    start, bad = time.perf_counter(), []
-    for seed in range(first, first + count):
+def _many(seeds: Iterable[int]) -> int:
+    start, done, bad = time.perf_counter(), 0, []
+    for seed in seeds:
+        done += 1
         world = simulate(seed)
         violations = world.violations()
         if violations:
             bad.append(seed)
             _say(explained(world, violations[0]) if len(bad) <= EXPLAINED else violations[0])
-    rate = count / (time.perf_counter() - start)
+    rate = done / (time.perf_counter() - start)
     not_clean = f"; not clean: {bad}" if bad else ""
-    _say(f"{count} seeds from {first}: {count - len(bad)} clean, {rate:.1f} seeds/s{not_clean}")
+    _say(f"{done} seeds: {done - len(bad)} clean, {rate:.1f} seeds/s{not_clean}")
     return 1 if bad else 0
 
 

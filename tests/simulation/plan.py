@@ -5,11 +5,32 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from anarchon_server.core.limits import HEARTBEAT_SHARE_MIN, default_heartbeat, lease_margin
-from anarchon_server.core.model import CronSchedule, EverySchedule, JobSpec, OverlapPolicy
+from anarchon_server.core.limits import (
+    HEARTBEAT_SHARE_MIN,
+    LEASE_MIN,
+    UNKNOWN_ASKED_FOR,
+    default_heartbeat,
+    lease_margin,
+)
+from anarchon_server.core.model import (
+    CatchUpPolicy,
+    CronSchedule,
+    EverySchedule,
+    JobSpec,
+    OverlapPolicy,
+)
 
 STARTED_BY = 4_000
 """By when a cluster is expected to be up, before the first fault."""
+WITHOUT_LEASES = 0.2
+"""The share of all seeds whose store keeps no leases."""
+WITHOUT_A_CLOCK = 0.4
+"""The share of those whose store's claim cannot look at a clock."""
+ASKED_FOR_MS, RECORD_OVER_MS = 5_000, 15_000
+"""Of those, shorter by as much as a simulation is than an outage: for how long after its deadline an
+unknown claim is asked again, and for how long after it the record of its winner is kept at least (S10).
+Between them lies whatever comes late.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +49,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class SimJob:
-    """A job, and what its handlers do. `later` is its schedule after a deploy (None: the same)."""
+    """A job, and what its handlers do. `later` is its schedule after a deploy (None: the same).
+
+    `default_lease_ms` is the sidecar's, for jobs that set none, as all must on claim-only stores.
+    """
 
     spec: JobSpec
     work: Work = Work()
     later: EverySchedule | CronSchedule | None = None
+    default_lease_ms: int = LEASE_MIN
 
     def of_version(self, version: int) -> JobSpec:
         """The spec as a deploy of that version has it."""
@@ -42,9 +67,8 @@ class SimJob:
 
     @property
     def lease_ms(self) -> int:
-        """The lease, which simulated jobs always set."""
-        assert self.spec.lease_ms is not None
-        return self.spec.lease_ms
+        """The lease; without leases, that of which the session's time is made."""
+        return self.spec.lease_ms or self.default_lease_ms
 
     @property
     def heartbeat_ms(self) -> int:
@@ -57,6 +81,8 @@ class Plan:
     """One simulation.
 
     `boot_leases`: the store is the machine's own, and all instances are on that machine.
+    `leases` false: it is claim-only; `kept_ms`: its claim cannot look at a clock, and it knows for
+    so long who won (None: it can, and knows). `asked_for_ms` is S10's bound of the engine's asking.
     `hop_ms` bounds a message's way between store and sidecar, or sidecar and client, while
     nothing disturbs it. `faults` names the kinds that may happen, `fault_count` of them between
     `STARTED_BY` and `calm_at`; from then on nothing goes wrong until `end_at`.
@@ -66,6 +92,9 @@ class Plan:
     jobs: tuple[SimJob, ...]
     hosts: int = 3
     boot_leases: bool = True
+    leases: bool = True
+    kept_ms: int | None = None
+    asked_for_ms: int = UNKNOWN_ASKED_FOR
     sessions: int = 1
     max_concurrency: int = 10
     hop_ms: int = 3
@@ -92,12 +121,15 @@ def draw_plan(
     kinds: tuple[str, ...],
     machine_kinds: tuple[str, ...],
     network_kinds: tuple[str, ...],
+    leases: bool | None = None,
 ) -> Plan:
     """The simulation of a seed, with faults of these kinds. `machine_kinds` only befall a store
-    that is the machine's own, `network_kinds` only one that is not.
+    that is the machine's own, `network_kinds` only one that is not. `leases`: whether the store
+    keeps them (None: the seed says).
     """
     rng = random.Random(seed)
-    boot_leases = rng.random() < 0.5
+    leases = has_leases(seed) if leases is None else leases
+    boot_leases = rng.random() < 0.5 and leases
     jobs = tuple(_draw_job(rng, f"job{n}") for n in range(rng.choice((1, 2, 2, 3))))
     elsewhere = network_kinds if boot_leases else machine_kinds
     prunes = rng.random() < 0.3
@@ -109,8 +141,7 @@ def draw_plan(
     hop_ms = rng.choice((1, 3, 10, 20))
     calm_at = rng.randint(15_000, 30_000)
     longest_lease = max(job.lease_ms for job in jobs)
-    longest_deadline = max(_longest_deadline(job.spec) for job in jobs)
-    return Plan(
+    plan = Plan(
         seed=seed,
         jobs=jobs,
         hosts=rng.choice((2, 3, 3, 4)),
@@ -128,10 +159,45 @@ def draw_plan(
         faults=enabled,
         fault_count=rng.choice((0, 1, 2, 4, 8)),
         calm_at=calm_at,
-        end_at=calm_at + 6_000 + 3 * longest_lease + longest_deadline,
+        end_at=calm_at + 6_000 + 3 * longest_lease + longest_deadline(jobs),
         clock_error_ms=3 * hop_ms,
         real_clients=rng.random() < 0.5,
     )
+    return plan if leases else without_leases(plan, random.Random(f"without leases {seed}"))
+
+
+def has_leases(seed: int) -> bool:
+    """Whether the store of a seed keeps leases."""
+    return random.Random(f"leases {seed}").random() >= WITHOUT_LEASES
+
+
+def without_leases(plan: Plan, rng: random.Random) -> Plan:
+    """The plan on a claim-only store: its jobs set nothing that needs a lease."""
+    clockless = rng.random() < WITHOUT_A_CLOCK
+    lease_ms = min(job.lease_ms for job in plan.jobs)
+    return replace(
+        plan,
+        leases=False,
+        jobs=tuple(_claim_only(job, lease_ms, rng) for job in plan.jobs),
+        kept_ms=longest_deadline(plan.jobs) + RECORD_OVER_MS if clockless else None,
+        asked_for_ms=ASKED_FOR_MS if clockless else UNKNOWN_ASKED_FOR,
+        # By age also what has not ended goes (S30), so that it is never shorter than a run.
+        history_ms=max(plan.history_ms, 86_400_000),
+    )
+
+
+def _claim_only(job: SimJob, lease_ms: int, rng: random.Random) -> SimJob:
+    spec = replace(
+        job.spec,
+        lease_ms=None,
+        heartbeat_ms=None,
+        max_attempts=0,
+        overlap=rng.choice((None, OverlapPolicy.ALLOW)),
+        catch_up=rng.choice((None, CatchUpPolicy.NONE)),
+        catch_up_window_ms=None,
+        catch_up_limit=0,
+    )
+    return replace(job, spec=spec, default_lease_ms=lease_ms)
 
 
 def _draw_job(rng: random.Random, name: str) -> SimJob:
@@ -171,5 +237,7 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
     return SimJob(spec, work, later)
 
 
-def _longest_deadline(spec: JobSpec) -> int:
-    return 7_000 if spec.start_deadline_ms is None else spec.start_deadline_ms
+def longest_deadline(jobs: tuple[SimJob, ...]) -> int:
+    """The longest time within which a slot of these jobs must start, or nearly so."""
+    deadlines = (job.spec.start_deadline_ms for job in jobs)
+    return max(7_000 if deadline is None else deadline for deadline in deadlines)

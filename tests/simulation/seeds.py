@@ -15,18 +15,20 @@ class Focus:
     """What a search looks at closely: only these faults, many of them, on plans changed like this.
 
     `plan` replaces fields of each plan drawn, `spec` of each job's spec, `work` of what its handlers
-    do.
+    do. `leases` false: on claim-only stores.
     """
 
     faults: tuple[str, ...] = tuple(FAULTS)
     plan: tuple[tuple[str, Any], ...] = ()
     spec: tuple[tuple[str, Any], ...] = ()
     work: tuple[tuple[str, Any], ...] = ()
+    leases: bool = True
 
 
 def plan_of(seed: int, focus: Focus | None = None) -> Plan:
     """What a seed stands for."""
-    plan = draw_plan(seed, tuple(FAULTS), ONLY_A_MACHINE, ONLY_A_NETWORK)
+    leases = None if focus is None else focus.leases
+    plan = draw_plan(seed, tuple(FAULTS), ONLY_A_MACHINE, ONLY_A_NETWORK, leases)
     if focus is None:
         return plan
     changes = {

@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anarchon_backends.memory import MemoryDatabase, MemoryStore, _Space
-from anarchon_server.core import limits
-from anarchon_server.core.machine import Saved
+from anarchon_server.core import claim_only, limits
+from anarchon_server.core.machine import JobRecord, Saved
 from anarchon_server.core.messages import CallStore, Method
 from anarchon_server.core.model import Run
 from anarchon_server.core.store import (
@@ -49,6 +49,33 @@ class _WatchedSpace(_Space):
             self.on_save(before, each.run)
 
 
+class ClocklessStore(MemoryStore):
+    """A claim-only store whose claim cannot look at a clock, as with brokers: when it is made is
+    judged by whoever makes it, before it is sent (S10). `recorded` is what it knows of a slot.
+    """
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        options: OpenOptions,
+        recorded: Callable[[Claim], Run | None],
+    ) -> None:
+        super().__init__(database, options)
+        self._recorded = recorded
+
+    async def claim(self, claims: Sequence[Claim]) -> Reply[ClaimAnswer]:
+        """First attempts, by the time at which each was asked for."""
+        answers: list[ClaimAnswer] = []
+        for claim in claims:
+            asked_at = replace(self._now(), at_us=claim.expected_at * 1_000)
+            verdict = claim_only.judge_claim(
+                claim, asked_at, JobRecord(claim.job), None, self._recorded(claim)
+            )
+            self._space.save(verdict.saved)
+            answers.append(verdict.answer)
+        return self._reply(self._now(), answers, ())
+
+
 @dataclass(slots=True)
 class Stretch:
     """The time for which a schedule of a job was in use without a break (S28)."""
@@ -79,9 +106,12 @@ class Storage:
     boot_leases: bool
     record: Record
     on_freed: Callable[[], None] = lambda: None
+    leases: bool = True
+    kept_ms: int | None = None
     stretches: list[Stretch] = field(default_factory=list)
     calls: Counter[Method] = field(default_factory=Counter)
     _database: MemoryDatabase = field(default_factory=lambda: MemoryDatabase("simulated"))
+    _winners: dict[tuple[str, int], tuple[Run, int]] = field(default_factory=dict)
     _method: str = ""
     _asked: dict[tuple[str, int], list[_Asked]] = field(default_factory=dict)
 
@@ -92,8 +122,18 @@ class Storage:
 
     def connect(self) -> MemoryStore:
         """A connection for one sidecar."""
-        options = OpenOptions(NAMESPACE, self.clock, boot_leases=self.boot_leases)
-        return MemoryStore(self._database, options)
+        options = OpenOptions(
+            NAMESPACE, self.clock, boot_leases=self.boot_leases, leases=self.leases
+        )
+        if self.kept_ms is None:
+            return MemoryStore(self._database, options)
+        return ClocklessStore(self._database, options, self._recorded)
+
+    def _recorded(self, claim: Claim) -> Run | None:
+        """The run of a slot, for as long as it is known who won it."""
+        assert self.kept_ms is not None
+        run, since = self._winners.get((claim.job, claim.slot), (None, 0))
+        return run if since + self.kept_ms > self.timeline.now else None
 
     def backup(self) -> Callable[[], None]:
         """Keeps what the store has now; the answer restores it, and what came later is lost."""
@@ -123,6 +163,9 @@ class Storage:
         raise AssertionError("the memory store never waits")
 
     def _saved(self, before: Run | None, run: Run) -> None:
+        won = before is None or before.token != run.token
+        since = self.timeline.now if won else self._winners[run.job, run.slot][1]
+        self._winners[run.job, run.slot] = (run, since)
         asked = self._asked.get((run.job, run.slot), [])
         token = before.token if before else run.token
         by = next((a for a in asked if a.token == token), asked[-1] if asked else _Asked("", ""))

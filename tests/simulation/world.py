@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import zip_longest
+from unittest.mock import patch
 
-from anarchon_server.core.limits import CLOCK_SAMPLES
+from anarchon_server.core import limits
 from anarchon_server.core.policy import Job, read_schedule, resolve
 from tests.checker.check import Violation, check
 from tests.checker.events import (
@@ -20,7 +21,7 @@ from tests.checker.events import (
 )
 from tests.simulation.host import SETTLES_MS, Host
 from tests.simulation.plan import Plan, SimJob, Work
-from tests.simulation.storage import Storage, Stretch
+from tests.simulation.storage import LATE_MAX, Storage, Stretch
 from tests.simulation.timeline import SimClock, Timeline
 
 SLOTS_MOST = 20_000
@@ -40,7 +41,15 @@ class World:
         self.events: list[Event] = []
         self._numbers = 0
         machine = SimClock(self.timeline)
-        self.storage = Storage(self.timeline, machine, plan.boot_leases, self.record, self._freed)
+        self.storage = Storage(
+            self.timeline,
+            machine,
+            plan.boot_leases,
+            self.record,
+            self._freed,
+            leases=plan.leases,
+            kept_ms=plan.kept_ms,
+        )
         self.hosts = [
             Host(self, n, self._host_clock(machine), self._rng()) for n in range(plan.hosts)
         ]
@@ -116,7 +125,8 @@ class World:
 
     def run(self) -> None:
         """Lets everything happen, then completes the history with the facts to judge it by."""
-        self.timeline.run_until(self.plan.end_at)
+        with patch.object(limits, "UNKNOWN_ASKED_FOR", self.plan.asked_for_ms):
+            self.timeline.run_until(self.plan.end_at)
         self.events[:0] = [*self._jobs_known(), *self._slots_due()]
         self.record(HistoryEnded(self.timeline.now))
 
@@ -145,8 +155,10 @@ class World:
                     keeps_ms=2 * heartbeat + slack,
                     cancel_ms=job.cancel_grace_ms + job.lease_ms + slack,
                     clock_error_ms=plan.clock_error_ms,
-                    clock_learned_ms=(CLOCK_SAMPLES + 1) * heartbeat * 11 // 10,
+                    clock_learned_ms=(limits.CLOCK_SAMPLES + 1) * heartbeat * 11 // 10,
                     timeout_ms=job.spec.timeout_ms or 0,
+                    leases=plan.leases,
+                    late_ms=0 if plan.kept_ms is None else LATE_MAX + slack,
                 )
             )
         return known

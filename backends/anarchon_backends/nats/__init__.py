@@ -11,6 +11,7 @@ Beside it lies what both backends share, each in a module of its own that they i
 - `time`        `StoreTime(clock)`: the store's time between two measurements.
 - `streams`     `StreamPlan`, `ensure(...)`: streams made on first use and checked at every start.
 - `names`       names as tokens of subjects, and back.
+- `records`     the machine's and the model's records as JSON, and back.
 
 Every call takes `until`, a moment of the running event loop (`connection.until()`), after which it
 gives up: `StoreUnavailable` where surely nothing was done, `OutcomeUnknown` where something was

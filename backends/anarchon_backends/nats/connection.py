@@ -159,9 +159,9 @@ class Connection:
         """Where it leads to, for people."""
         return self._address.location
 
-    def until(self) -> float:
-        """The moment at which a call that begins now gives up."""
-        return asyncio.get_running_loop().time() + self._timeout_s
+    def until(self, times: float = 1) -> float:
+        """The moment at which a call that begins now gives up: `times` the usual time from now."""
+        return asyncio.get_running_loop().time() + self._timeout_s * times
 
     async def open(self) -> Mapping[str, Any]:
         """Connects, and returns what the server says of itself (its INFO)."""
@@ -207,6 +207,8 @@ class Connection:
         With `writes` a request that was sent and had no answer is `OutcomeUnknown`.
         """
         link = await self._ready(until)
+        if asyncio.get_running_loop().time() >= until:
+            raise StoreUnavailable(f"{self.location}: the call's time is over")
         number, answer = link.expect(subject)
         sent = False
         try:
@@ -227,7 +229,7 @@ class Connection:
             raise AccessDenied(f"{self.location}: {error}") from None
         except (TimeoutError, _Ended) as error:
             self._retire(link)
-            reason = str(error) or f"no answer within {self._timeout_s * 1_000:.0f} ms"
+            reason = str(error) or "no answer in time"
             kind = OutcomeUnknown if writes and sent else StoreUnavailable
             raise kind(f"{self.location}: {reason}") from None
         except asyncio.CancelledError:

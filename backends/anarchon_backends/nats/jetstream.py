@@ -61,11 +61,18 @@ class JetStreamError(StoreUnavailable):
 
 
 class JetStream:
-    """JetStream's API on one connection. Every answer to `info` measures the store's time."""
+    """JetStream's API on one connection.
 
-    def __init__(self, connection: Connection, time: StoreTime, domain: str = "") -> None:
+    Answers to `info` of the stream `time_of` measure the store's time (empty: of any stream). Each
+    stream's leader answers by its own clock: decisions need one of them.
+    """
+
+    def __init__(
+        self, connection: Connection, time: StoreTime, domain: str = "", *, time_of: str = ""
+    ) -> None:
         self.connection = connection
         self.time = time
+        self._time_of = time_of
         self._api = f"$JS.{domain}.API" if domain else "$JS.API"
         self._measured_on = 0
 
@@ -136,18 +143,21 @@ class JetStream:
     async def info(
         self, stream: str, until: float, asked: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """The stream as its leader sees it. Measures the store's time."""
+        """The stream as its leader sees it. Measures the store's time, if it is that stream's."""
         asked_ms = self.time.boot_ms()
         answer = await self.api(f"STREAM.INFO.{stream}", until, asked)
-        if self._measured_on != self.connection.generation:
-            self._measured_on = self.connection.generation
-            self.time.forget()
-        if "ts" in answer:
+        if stream == (self._time_of or stream) and "ts" in answer:
+            if self._measured_on != self.connection.generation:
+                self._measured_on = self.connection.generation
+                self.time.forget()
             self.time.note(microseconds(answer["ts"]), asked_ms)
         return answer
 
     async def now_us(self, stream: str, until: float, *, measured: bool = False) -> int:
-        """The store's time. With `measured` it is asked for, else reckoned if it was asked lately."""
+        """The store's time, by the clock of the stream's leader.
+
+        With `measured` it is asked for, else reckoned if it was asked for lately.
+        """
         moved = self._measured_on != self.connection.generation
         if measured or moved or not self.time.fresh:
             await self.info(stream, until)

@@ -13,22 +13,27 @@ from urllib.parse import parse_qs, urlsplit
 from anarchon_server.core.errors import StoreRefused
 from anarchon_server.core.store import OpenOptions, Store
 
-# Strategy -> the module beside this one that has it; None: this version does not have it yet.
+# Strategy -> the module beside this one that has it.
 _STRATEGIES = {
     "lease": "redis_lease",
-    "script": None,
-    "stream-id": None,
-    "idmp": None,
+    "script": "redis_claim",
+    "stream-id": "redis_claim",
+    "idmp": "redis_claim",
 }
 
 
 def open_store(url: str, options: OpenOptions) -> Store:
     """The store that `redis://host:port/database` names, by the strategy that it asks for.
 
-    Raises `StoreRefused`, without showing the URL, for a strategy that is not known or not there
-    yet, a driver that is not installed, and for what the backend cannot read.
+    Raises `StoreRefused`, without showing the URL, for a strategy that is not known, a driver that
+    is not installed, and for what the backend cannot read.
     """
-    module = _module_of(strategy_of(url))
+    module = _STRATEGIES.get(strategy := strategy_of(url))
+    if module is None:
+        raise StoreRefused(
+            f"the Redis URL's option strategy is {strategy[:40]!r}: use one of: "
+            f"{', '.join(_STRATEGIES)}"
+        )
     try:
         opener = import_module(f"anarchon_backends.{module}").open_store
     except ModuleNotFoundError as error:
@@ -47,18 +52,3 @@ def strategy_of(url: str) -> str:
     except ValueError:  # the backend says what is wrong with the rest of it
         return "lease"
     return given[-1]
-
-
-def _module_of(strategy: str) -> str:
-    if strategy not in _STRATEGIES:
-        known = ", ".join(name for name, module in _STRATEGIES.items() if module)
-        raise StoreRefused(
-            f"the Redis URL's option strategy is {strategy[:40]!r}: use one of: {known}"
-        )
-    module = _STRATEGIES[strategy]
-    if module is None:
-        raise StoreRefused(
-            f"the Redis URL's option strategy is {strategy!r}, which is not there yet: use "
-            "strategy=lease, or leave it out"
-        )
-    return module

@@ -16,8 +16,11 @@ from anarchon_server.core.errors import StoreRefused
 PASSWORD_VARIABLE = "REDISCLI_AUTH"  # the name that redis-cli reads, too
 _FORM = "redis://[user:password@]host[:port][/database]"
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
+_CLUSTER_FORM = "redis://host1:port,host2:port/?cluster=true"
 _OPTIONS = (
     "strategy",
+    "cluster",
+    "durability",
     "password_file",
     "sentinel",
     "sentinel_username",
@@ -27,6 +30,7 @@ _OPTIONS = (
     "tls_key",
     "tls_verify",
 )
+_REPLICAS = frozenset("123456789")
 _PORT = 6379
 _SENTINEL_PORT = 26379
 
@@ -36,7 +40,8 @@ class Address:
     """A server, a database on it, and how to be let in. `location` may be shown.
 
     With `sentinel`, the name of a master, `hosts` are the Sentinels that know where it is; there
-    may be several then.
+    may be several then. With `cluster` they are some nodes of a cluster. `replicas` and `fsync`
+    say where a claim must have arrived before it counts.
     """
 
     location: str
@@ -44,6 +49,9 @@ class Address:
     database: int
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
+    cluster: bool = False
+    replicas: int = 0
+    fsync: bool = False
     sentinel: str = ""
     sentinel_username: str = field(default="", repr=False)
     sentinel_password: str = field(default="", repr=False)
@@ -52,6 +60,11 @@ class Address:
     tls_cert: str = ""
     tls_key: str = ""
     tls_verify: bool = True
+
+    @property
+    def durable(self) -> bool:
+        """Whether a claim must have arrived somewhere else before it counts."""
+        return bool(self.replicas) or self.fsync
 
 
 def address_of(url: str) -> Address:
@@ -74,20 +87,30 @@ def address_of(url: str) -> Address:
         )
     options = _options_of(given, tls=_SCHEMES[parts.scheme])
     sentinel = options.get("sentinel", "")
-    if not all(host for host, _ in hosts) or (len(hosts) > 1 and not sentinel):
+    cluster = options.get("cluster") == "true"
+    if not all(host for host, _ in hosts) or (len(hosts) > 1 and not sentinel and not cluster):
         raise StoreRefused(
             f"the Redis URL names no single host: {_FORM}. Several hosts are Sentinels, with the "
-            "master's name as ?sentinel=name; this version does not speak to a Cluster"
+            "master's name as ?sentinel=name, or nodes of a cluster, with ?cluster=true"
         )
     database = _database_of(parts)
-    shown = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in hosts)
-    master = f", the master {sentinel!r}" if sentinel else ""
+    if cluster and database:
+        raise StoreRefused(
+            f"the Redis URL's path is {parts.path[:40]!r}: a cluster has the database 0 alone; it "
+            f"is {_CLUSTER_FORM}"
+        )
+    shown = ",".join(shown_host(host) for host in hosts)
+    which = f", the master {sentinel!r}" if sentinel else ", a cluster" if cluster else ""
+    replicas, fsync = _durability_of(options)
     return Address(
-        location=f"{parts.scheme}://{shown}/{database}{master}",
+        location=f"{parts.scheme}://{shown}/{database}{which}",
         hosts=hosts,
         database=database,
         username=unquote(parts.username or ""),
         password=_password_of(parts, options.get("password_file")),
+        cluster=cluster,
+        replicas=replicas,
+        fsync=fsync,
         sentinel=sentinel,
         sentinel_username=options.get("sentinel_username", ""),
         sentinel_password=_content_of(options, "sentinel_password_file"),
@@ -97,6 +120,12 @@ def address_of(url: str) -> Address:
         tls_key=options.get("tls_key", ""),
         tls_verify=options.get("tls_verify", "full") == "full",
     )
+
+
+def shown_host(host: tuple[str, int]) -> str:
+    """A host with its port, as in a URL."""
+    name, port = host
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _hosts_of(parts: SplitResult, default_port: int) -> tuple[tuple[str, int], ...]:
@@ -128,12 +157,35 @@ def _options_of(given: list[tuple[str, str]], *, tls: bool) -> dict[str, str]:
         raise StoreRefused(f"the Redis URL's option {odd[0]} needs sentinel, the master's name")
     if options.get("sentinel") == "":
         raise StoreRefused("the Redis URL's option sentinel is empty: it is the master's name")
+    if options.get("cluster", "true") not in ("true", "false"):
+        raise StoreRefused(
+            f"the Redis URL's option cluster is {options['cluster'][:40]!r}: it is 'true' or "
+            "'false' (the default)"
+        )
+    if options.get("cluster") == "true" and "sentinel" in options:
+        raise StoreRefused("the Redis URL has both cluster and sentinel: use one of them")
     for name in ("tls_ca", "tls_cert", "tls_key"):
         if name in options and not Path(options[name]).is_file():
             raise StoreRefused(
                 f"the Redis URL's option {name} is {options[name][:200]!r}: there is no such file"
             )
     return options
+
+
+def _durability_of(options: Mapping[str, str]) -> tuple[int, bool]:
+    """How many replicas must have a claim, and whether the server's disk must."""
+    given = options.get("durability")
+    if given is None:
+        return 0, False
+    if given == "fsync":
+        return 0, True
+    word, _, number = given.partition(":")
+    if word == "replicas" and number in _REPLICAS:
+        return int(number), False
+    raise StoreRefused(
+        f"the Redis URL's option durability is {given[:40]!r}: it is 'replicas:1' to 'replicas:9' "
+        "(so many replicas must have a claim before it counts), or 'fsync' (the disk must)"
+    )
 
 
 def _database_of(parts: SplitResult) -> int:

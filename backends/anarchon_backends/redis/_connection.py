@@ -1,8 +1,9 @@
 """Connections: how calls are bounded, and what their failures mean (S11).
 
 redis-py would repeat a command whose reply was lost, and take the answer to the second for that
-to the first: here it may not, and nothing is sent on a connection that is not there. Imports the
-errors, the standard library and redis-py.
+to the first: here it may not, and nothing is sent on a connection that is not there. What a call
+wrote may be waited for, until replicas or the disk have it (R3: visible is not durable), and the
+server's identity is watched. Imports the errors, the standard library and redis-py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
@@ -21,6 +24,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,
+    ExecAbortError,
     MasterDownError,
     MaxConnectionsError,
     MovedError,
@@ -35,13 +39,18 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from anarchon_backends.redis._address import Address
+from anarchon_backends.redis._identity import Identity
 from anarchon_backends.redis._script import Script
-from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
+from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 
 Command = Sequence[str | bytes | int]
 
 CONNECTIONS = 4  # claims, heartbeats, results and reading do not wait for each other
 _CLOSE_S = 1.0
+_LOOK_S = 10.0  # a connection looks so often whether its server is still the one it was
+_KEPT_SHARE = (
+    3  # of a call's time, what it may wait for replicas or the disk: twice, if a script is new
+)
 
 # Answers which mean that nothing was done, also when a command inside of a script met them: they
 # stop a script only before its first write.
@@ -79,10 +88,23 @@ class AccessDenied(StoreUnavailable):
     """The server did not let us in, or does not let us do it, or is not the one we trust."""
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A script to be carried out, with its keys and its batch."""
+
+    script: Script
+    keys: Sequence[str]
+    batch: bytes
+
+
+Answer = bytes | StoreError  # what a script said, or why there is no answer
+
+
 class Pool:
-    """A few connections, opened when they are needed.
+    """A few connections to one server, opened when they are needed.
 
     One whose call was cancelled, timed out or broke off is thrown away: its answer may still come.
+    `losses` counts how often the server may have lost what it had acknowledged.
     """
 
     def __init__(self, address: Address, op_timeout_ms: int) -> None:
@@ -93,6 +115,32 @@ class Pool:
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._sentinels = list(address.hosts)
         self._open = False
+        self._identity = Identity()
+        self._looked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+
+    @property
+    def location(self) -> str:
+        """Where the server is, as it may be shown."""
+        return self._address.location
+
+    @property
+    def host(self) -> tuple[str, int]:
+        """The first host of its address."""
+        return self._address.hosts[0]
+
+    def nodes(self) -> dict[tuple[str, int], Pool]:
+        """The one server, as a cluster has several."""
+        return {self.host: self}
+
+    @property
+    def losses(self) -> int:
+        """How often the server may have lost acknowledged writes since it was first asked."""
+        return self._identity.losses
+
+    @property
+    def watched(self) -> bool:
+        """Whether the server lets its identity be seen (INFO); known after the first call."""
+        return self._identity.visible
 
     def start(self) -> None:
         """From now on calls are served."""
@@ -111,17 +159,78 @@ class Pool:
 
     async def run(self, script: Script, keys: Sequence[str], batch: bytes) -> bytes:
         """Carries out a script that may write."""
+        (answer,) = await self.run_each([Call(script, keys, batch)])
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
 
-        async def work(connection: Connection, sent: Callable[[], None]) -> Any:
+    async def run_each(
+        self, calls: Sequence[Call], *, durable: bool = False, within_s: float | None = None
+    ) -> list[Answer]:
+        """Carries out scripts that may write, all in one round trip, each by itself.
+
+        With `durable`, none counts as answered before what it wrote is as safe as the URL's
+        `durability` says: until then its outcome is unknown.
+        """
+        answers: list[Any] = [None] * len(calls)
+        safe = self._command_that_waits() if durable else None
+
+        async def work(connection: Connection, sent: Callable[[], None]) -> bool:
             sent()
-            try:
-                await _send(connection, ["EVALSHA", script.sha, len(keys), *keys, batch])
-                return await connection.read_response()
-            except NoScriptError:  # after a restart, a fail-over, or SCRIPT FLUSH
-                await _send(connection, ["EVAL", script.source, len(keys), *keys, batch])
-                return await connection.read_response()
+            kept = await self._exchange(connection, calls, answers, safe)
+            if any(isinstance(each, ReadOnlyError | MasterDownError) for each in answers):
+                await self._forsake(connection)  # another server is the master by now
+            return kept
 
-        answer: bytes = await self._call(work)
+        try:
+            kept = await self._call(work, within_s)
+        except StoreError as error:
+            return [error if safe else self._told(each, error) for each in answers]
+        told = [self._told(each, None) for each in answers]
+        if kept:
+            return told
+        doubt = OutcomeUnknown(self._not_kept())
+        return [each if isinstance(each, StoreError) else doubt for each in told]
+
+    async def _exchange(
+        self,
+        connection: Connection,
+        calls: Sequence[Call],
+        answers: list[Any],
+        safe: Command | None,
+    ) -> bool:
+        """Sends the scripts and reads what they say. Whether what they wrote is safe."""
+        kept = True
+        places, known = list(range(len(calls))), True
+        while places:
+            forms = [
+                ("EVALSHA", call.script.sha) if known else ("EVAL", call.script.source)
+                for call in calls
+            ]
+            commands: list[Command] = [
+                [*forms[place], len(calls[place].keys), *calls[place].keys, calls[place].batch]
+                for place in places
+            ]
+            await _send(connection, *commands, *([safe] if safe else []))
+            for place in places:
+                try:
+                    answers[place] = await _answer(connection)
+                except (BusyLoadingError, AuthenticationError) as error:
+                    answers[place] = error  # and there is no connection any more, says the driver
+            if safe:
+                kept = self._is_kept(await _answer(connection))
+            # After a restart, a fail-over, or SCRIPT FLUSH.
+            places = [p for p in places if known and isinstance(answers[p], NoScriptError)]
+            known = False
+        return kept
+
+    def _told(self, said: Any, otherwise: StoreError | None) -> Answer:
+        if said is None:
+            assert otherwise is not None, "a call that did not fail has all its answers"
+            return otherwise
+        if isinstance(said, RedisError):
+            return self.meaning_of(said)
+        answer: bytes = said
         return answer
 
     async def read(self, *commands: Command) -> list[Any]:
@@ -140,18 +249,47 @@ class Pool:
         answers: list[Any] = await self._call(work)
         return answers
 
-    async def ask(self, *commands: Command) -> list[Any]:
+    async def ask(self, *commands: Command, within_s: float | None = None) -> list[Any]:
         """Carries out commands that only read, each by itself. An answer may be a `RedisError`."""
 
         async def work(connection: Connection, _: Callable[[], None]) -> Any:
             await _send(connection, *commands)
             return [await _answer(connection) for _ in commands]
 
-        answers: list[Any] = await self._call(work)
+        answers: list[Any] = await self._call(work, within_s)
         return answers
 
-    async def connect(self) -> Connection:
-        """A connection of its own, which the caller discards."""
+    def meaning_of(self, said: RedisError) -> StoreError:
+        """What an error that the server answered means for what was asked."""
+        meaning = self._meaning(said, was_sent=True)
+        meaning.__cause__ = said
+        return meaning
+
+    # Durability
+
+    def _command_that_waits(self) -> Command | None:
+        wait_ms = self._timeout_ms // _KEPT_SHARE
+        if self._address.fsync:
+            return ["WAITAOF", 1, 0, wait_ms]
+        if self._address.replicas:
+            return ["WAIT", self._address.replicas, wait_ms]
+        return None
+
+    def _is_kept(self, said: Any) -> bool:
+        """Whether the answer to WAIT or WAITAOF is what the URL asks for."""
+        if isinstance(said, RedisError):
+            return False
+        return bool(said[0] >= 1 if self._address.fsync else said >= self._address.replicas)
+
+    def _not_kept(self) -> str:
+        where = "disk" if self._address.fsync else f"{self._address.replicas} replicas"
+        wait_ms = self._timeout_ms // _KEPT_SHARE
+        return f"{self.location}: done, but not acknowledged by {where} within {wait_ms} ms"
+
+    # Connections
+
+    async def connect(self, _key: str = "") -> Connection:
+        """A connection of its own, which the caller discards. Every key is on this server."""
         address = self._address
         where = await self._master() if address.sentinel else address.hosts[0]
         connection = self._make(where)
@@ -198,8 +336,9 @@ class Pool:
         with suppress(RedisError, OSError, TimeoutError):
             await connection.disconnect(nowait=True)
 
-    async def _call(self, work: Callable[..., Any]) -> Any:
+    async def _call(self, work: Callable[..., Any], within_s: float | None = None) -> Any:
         """Carries out one call within its time. `work` says when something that writes goes out."""
+        within_s = self._timeout_ms / 1_000 if within_s is None else within_s
         if not self._open:
             raise StoreUnavailable(f"{self._address.location}: not open")
         was_sent = False
@@ -209,34 +348,43 @@ class Pool:
             was_sent = True
 
         try:
-            async with asyncio.timeout(self._timeout_ms / 1_000), self._room:
+            async with asyncio.timeout(within_s), self._room:
                 connection = await self._take()
                 try:
+                    await self._look(connection)
                     answer = await work(connection, sent)
                 except (ReadOnlyError, MasterDownError):
-                    await self.discard(connection)
-                    await self._discard_idle()  # another server is the master by now
+                    await self._forsake(connection)  # another server is the master by now
                     raise
                 except ResponseError:
                     await self._give_back(connection)
                     raise
                 except BaseException:
-                    await self.discard(connection)
-                    await self._discard_idle()  # most likely they are no better
+                    await self._forsake(connection)  # most likely the idle ones are no better
                     raise
                 await self._give_back(connection)
                 return answer
         except TimeoutError:
-            text = f"{self._address.location}: no answer within {self._timeout_ms} ms"
+            text = f"{self._address.location}: no answer within {within_s * 1_000:.0f} ms"
             raise (OutcomeUnknown if was_sent else StoreUnavailable)(text) from None
         except (RedisError, OSError) as error:
             raise self._meaning(error, was_sent=was_sent) from error
 
-    def _meaning(self, error: Exception, *, was_sent: bool) -> Exception:
+    async def _look(self, connection: Connection) -> None:
+        """Sees now and then whether the server is still the one it was (S27a)."""
+        now = asyncio.get_running_loop().time()
+        if not self._identity.visible or now - self._looked_at.get(connection, -_LOOK_S) < _LOOK_S:
+            return
+        await _send(connection, *self._identity.QUESTIONS)
+        self._identity.learn([await _answer(connection) for _ in self._identity.QUESTIONS])
+        self._looked_at[connection] = now
+
+    def _meaning(self, error: Exception, *, was_sent: bool) -> StoreError:
         text = f"{self._address.location}: {error}"
         if isinstance(error, AuthenticationError):
             return AccessDenied(text)
-        if isinstance(error, NoPermissionError) and " script: " not in text:
+        aborted = isinstance(error, ExecAbortError) and "NOPERM" in text
+        if (isinstance(error, NoPermissionError) or aborted) and " script: " not in text:
             return AccessDenied(text)
         if not was_sent or isinstance(error, _NOT_DONE):
             return StoreUnavailable(text)
@@ -254,16 +402,18 @@ class Pool:
             await self.discard(connection)
         return await self.connect()
 
-    async def _discard_idle(self) -> None:
+    async def _forsake(self, connection: Connection) -> None:
+        """Discards it, and the idle ones with it."""
+        await self.discard(connection)
         while self._idle:
             await self.discard(self._idle.pop())
 
     async def _give_back(self, connection: Connection) -> None:
         if not self._open:
             await self.discard(connection)
-            return
-        self._used.discard(connection)
-        self._idle.append(connection)
+        elif connection in self._used:  # and not discarded meanwhile
+            self._used.discard(connection)
+            self._idle.append(connection)
 
     def _make(self, where: tuple[str, int], *, of_sentinel: bool = False) -> Connection:
         address = self._address

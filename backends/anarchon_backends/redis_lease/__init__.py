@@ -1,35 +1,36 @@
-"""A store in a Redis or Valkey server, by the strategy `lease`.
+"""A store in a Redis or Valkey server or cluster, by the strategy `lease`.
 
-Atomic here: each call of the port is one Lua script (`lua/`), or one for every 250 items of a long
-batch; the server runs nothing else meanwhile, so read, decide and write are one step. The scripts
-say what `machine` says. Whose clock decides: the server's `TIME`, read inside the script, for slots
-and for leases; it may be stepped, so a takeover needs the second witness (S19, CLOCK_STEP). What it
-cannot do: Redis Cluster, and catch-up or queues, which no backend has yet. What it can lose: with
-`appendonly no`, or in a fail-over to a replica that lags, what was acknowledged last.
-Imports the port, the model, the standard library and redis-py.
+Atomic here: what one Lua script (`lua/`) does; the server runs nothing else meanwhile, so read,
+decide and write are one step. The scripts say what `machine` says. On one server a batch is one
+script, or one for every 250 items; in a cluster it is one a job, and whatever a claim depends on is
+in its job's keys. Registering, leaving and pruning go in several steps, each of which may be the
+last and may be done again. Whose clock decides: the `TIME` of the server that has the job, read
+inside the script, for slots and for leases; it may be stepped, so a takeover needs the second
+witness (S19, CLOCK_STEP). What it cannot do: catch-up and queues, which no backend has yet. What it
+can lose: with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged
+last; the URL's `durability` narrows it. Imports the port, the model, what the backends of Redis
+share, the standard library and redis-py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
 from anarchon_backends.redis import _checks
 from anarchon_backends.redis._address import Address, address_of
-from anarchon_backends.redis._connection import AccessDenied, Pool
+from anarchon_backends.redis._cluster import Cluster, server_of
+from anarchon_backends.redis._connection import AccessDenied
 from anarchon_backends.redis._script import Script
-from anarchon_backends.redis._text import decode, encode
 from anarchon_backends.redis_lease import _scripts
 from anarchon_backends.redis_lease._batches import (
     BEAT_KINDS,
-    beat_parts,
+    beat_form,
+    beat_items,
     claim_answer,
     claim_item,
     completion_item,
@@ -37,7 +38,6 @@ from anarchon_backends.redis_lease._batches import (
     fences_of,
     look_answer,
     number_of,
-    parts_of,
     plan_answer,
     plan_item,
     registration,
@@ -45,11 +45,17 @@ from anarchon_backends.redis_lease._batches import (
     reply,
     token_answer,
 )
+from anarchon_backends.redis_lease._calls import Calls, Part, Reply, failure_of, replies_of
 from anarchon_backends.redis_lease._reading import Reader
 from anarchon_backends.redis_lease._rows import moment, noted_instance
-from anarchon_server.core import model
+from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
-from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
+from anarchon_server.core.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 _T = TypeVar("_T")
 
@@ -58,15 +64,16 @@ _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
 
 def open_store(url: str, options: port.OpenOptions) -> port.Store:
     """The store on the server that `redis://host:port/database` names (`rediss:` for TLS;
-    `valkey:` and `valkeys:` are the same). Nothing is connected before `open`.
+    `valkey:` and `valkeys:` are the same), or with `cluster=true` in the cluster. Nothing is
+    connected before `open`.
     """
     return RedisLeaseStore(address_of(url), options)
 
 
 class RedisLeaseStore:
-    """One instance's connections to a server.
+    """One instance's connections to a server or a cluster.
 
-    `clock` stands in for the server's `TIME`, in tests that move the store's time by hand.
+    `clock` stands in for the servers' `TIME`, in tests that move the store's time by hand.
     """
 
     def __init__(
@@ -78,12 +85,10 @@ class RedisLeaseStore:
     ) -> None:
         self._address = address
         self._options = options
-        self._clock = clock
-        self._pool = Pool(address, options.op_timeout_ms)
-        self._namespace = f"anarchon:{{{len(options.namespace)}:{options.namespace}}}"
-        self._reader = Reader(self._pool, self._namespace, self._key, clock)
+        self._server = server_of(address, options.op_timeout_ms)
+        self._calls = Calls(self._server, options.namespace, clock, durable=address.durable)
+        self._reader = Reader(self._server, self._calls, clock)
         self._capabilities = port.Capabilities(backend="redis:lease", notifies=True)
-        self._drawn_id = secrets.token_hex(8)
         self._freed_before = 0
         self._pruned_to = ""
         self._watches: set[asyncio.Event] = set()
@@ -97,9 +102,9 @@ class RedisLeaseStore:
 
     async def open(self) -> port.StoreReport:
         """Connects and checks. `StoreUnavailable` where the server cannot be reached."""
-        self._pool.start()
+        self._server.start()
         try:
-            found = await _checks.check(self._pool, self._address.location)
+            found = await _checks.check(self._server, self._address)
             await self._probe(found)
             await self._check_subscribing(found)
         except AccessDenied as error:
@@ -112,8 +117,14 @@ class RedisLeaseStore:
 
     async def _probe(self, found: _checks.Findings) -> None:
         """Tries every command, makes the namespace, and reads how often runs were freed."""
+        namespace = self._calls.namespace
+        batch = {"channel": f"{namespace}:news"}
         try:
-            answer = await self._run(_scripts.PROBE, {}, ())
+            answers = [await self._calls.of_namespace(_scripts.PROBE, batch)]
+            self._freed_before = await self._reader.probe(namespace)
+            for key in self._keys_elsewhere():
+                answers.append(await self._calls.of_key(_scripts.PROBE, key, batch))
+                await self._reader.probe(key)
         except StoreUnavailable as error:
             if "ANARCHONSCHEMA" in str(error):
                 raise _other_schema(str(error)) from None
@@ -122,167 +133,166 @@ class RedisLeaseStore:
             if isinstance(error.__cause__, ResponseError):
                 raise _checks.not_run(error.__cause__, self._address.location) from None
             raise
-        if not answer["exact"]:
+        if not all(each["exact"] for each in answers):
             raise StoreRefused("the server's Lua does not keep numbers of 16 digits exactly")
-        self._freed_before = await self._reader.probe()
         found.verified.append("scripts run, and every command they use is permitted")
-        if not answer["publishes"]:
-            found.doubts.append(
-                "publishing is not permitted: others notice a freed run only when they look"
+        if not answers[0]["publishes"]:
+            found.warn(
+                "publishing is not permitted: others notice a freed run only when they look",
+                f"add +publish and &{namespace}:news to what the user may do",
             )
+
+    def _keys_elsewhere(self) -> list[str]:
+        """A key on every node of a cluster; no job has such a name."""
+        if not isinstance(self._server, Cluster):
+            return []
+        begin = self._calls.namespace[:-1]
+        found = [
+            self._server.key_on(host, lambda number: f"{begin}|{number}}}")
+            for host in self._server.nodes()
+        ]
+        return [key for key in found if key is not None]
 
     async def _check_subscribing(self, found: _checks.Findings) -> None:
         try:
             connection = await self._subscribe()
         except AccessDenied:
-            found.doubts.append(
-                "subscribing is not permitted: this instance notices a freed run when it looks"
+            found.warn(
+                "subscribing is not permitted: this instance notices a freed run when it looks",
+                f"add +subscribe and &{self._calls.namespace}:news to what the user may do",
             )
         else:
-            await self._pool.discard(connection)
+            await self._server.discard(connection)
 
     async def close(self) -> None:
         """Closes the connections, and ends the watches."""
         for closed in self._watches:
             closed.set()
-        await self._pool.close()
+        await self._server.close()
 
     # Calls
 
-    async def _run(
-        self,
-        script: Script,
-        batch: Mapping[str, object],
-        jobs: Iterable[str],
-        *,
-        begun: bool = False,
-    ) -> dict[str, Any]:
-        """Carries out one script; its answer is JSON. `begun`: another part was done before."""
-        batch = {**batch, "store_id": self._drawn_id}
-        if self._clock is not None:
-            batch["now_us"] = self._clock.wall_us()
-        keys = [self._namespace, *(self._key(job) for job in jobs)]
-        text = json.dumps(batch, ensure_ascii=False, separators=(",", ":"))
-        try:
-            said = await self._pool.run(script, keys, encode(text))
-        except StoreUnavailable as error:
-            if begun:
-                raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
-            raise
-        answer: dict[str, Any] = json.loads(decode(said))
-        return answer
-
-    def _key(self, job: str) -> str:
-        """The job's key, whose hash tag tells all keys of the job from those of all others."""
-        return f"{self._namespace[:-1]}:{job}}}"
-
-    async def _run_all(
-        self, script: Script, items: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, int]]:
-        """Carries out a batch: its answers, what the last reply says besides, and the fences."""
-        answers: list[dict[str, Any]] = []
+    async def _replies(
+        self, script: Script, items: Sequence[dict[str, Any]], *, durable: bool = False
+    ) -> tuple[list[Part], list[Reply], dict[str, int]]:
+        """Carries out a batch: its parts, what the scripts said, and the fences."""
+        parts = await self._calls.of_jobs(script, items, durable=durable)
+        told = [part.reply for part in parts if part.reply is not None]
+        if not items and not parts:
+            told = [await self._calls.of_namespace(_scripts.MOMENT, {})]
         fences: dict[str, int] = {}
-        for number, part in enumerate(parts_of(items) or [[]]):
-            jobs = [each["job"] for each in part]
-            last = await self._run(script, {"items": part}, jobs, begun=number > 0)
-            answers += last["answers"] or []
-            fences |= fences_of(jobs, last["answers"])
-        return answers, last, fences
+        for part in parts:
+            if part.reply is not None:
+                jobs = [items[place]["job"] for place in part.places]
+                fences |= fences_of(jobs, part.reply["answers"])
+        return parts, told, fences
 
     async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
-        """First attempts and takeovers."""
+        """First attempts and takeovers. What a part of the batch could not be asked is UNKNOWN."""
         items = [claim_item(claim) for claim in claims]
-        answers, last, fences = await self._run_all(_scripts.CLAIM, items)
-        now = moment(int(last["now_us"]))
-        return reply(last, (claim_answer(each, now) for each in answers), fences)
+        parts, told, fences = await self._replies(_scripts.CLAIM, items, durable=True)
+        if not told:
+            raise failure_of(parts) or AssertionError("a call without parts was told the time")
+        answers = [port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)] * len(items)
+        for place, answer, now in _placed(parts):
+            answers[place] = claim_answer(answer, now)
+        return reply(told, answers, fences)
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
-        answers, last, fences = await self._run_all(_scripts.SETTLE, [plan_item(p) for p in plans])
-        return reply(last, (plan_answer(each) for each in answers), fences)
+        items = [plan_item(plan) for plan in plans]
+        parts, _, fences = await self._replies(_scripts.SETTLE, items)
+        return _in_order(parts, lambda answer, _: plan_answer(answer), fences)
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. A long one goes in several parts; the last says that the instance lives."""
-        renewals: list[dict[str, Any]] = []
-        looks: list[dict[str, Any]] = []
-        settled: list[int | None] = []
-        unfinished: dict[tuple[str, str], dict[str, str]] = {}  # by job and slot
+        items = beat_items(beat)
+        about_us = {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
+        common = {"sweep_limit": beat.sweep_limit}
+        asked = self._calls.of_jobs(_scripts.BEAT, items, common, form=beat_form, last=about_us)
+        if self._calls.apart:
+            alive = self._calls.of_namespace(_scripts.ALIVE, about_us)
+            parts, told_last = await _both(asked, alive)
+        else:
+            parts = await asked
+            told_last = replies_of(parts)[-1]
+        answers: list[tuple[dict[str, Any], machine.Moment]] = [({}, moment(0))] * len(items)
+        unfinished: dict[tuple[str, str], model.RunView] = {}  # by job and slot
         fences: dict[str, int] = {}
-        parts = list(beat_parts(beat))
-        for number, part in enumerate(parts, 1):
-            jobs = [each["job"] for kind in BEAT_KINDS for each in part[kind]]
-            batch: dict[str, object] = {**part, "sweep_limit": beat.sweep_limit}
-            if number == len(parts):
-                batch |= {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
-            last = await self._run(_scripts.BEAT, batch, jobs, begun=number > 1)
-            answers = [each for kind in BEAT_KINDS for each in last[kind] or ()]
-            fences |= fences_of(jobs, answers)
-            renewals += last["renewals"] or ()
-            looks += last["looks"] or ()
-            settled += [number_of(each.get("settled")) for each in last["sweep"] or ()]
-            unfinished |= {(each["job"], each["slot"]): each for each in last["unfinished"] or ()}
-        now = moment(int(last["now_us"]))
-        found = (look_answer({"run": each}, now) for each in unfinished.values())
-        views = [seen for seen in found if seen is not None]
-        views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))
-        answer = port.BeatAnswer(
-            renewals=tuple(token_answer(each, now) for each in renewals),
-            looks=tuple(look_answer(each, now) for each in looks),
-            unfinished=tuple(views[: beat.sweep_limit]),
-            settled=tuple(settled),
-            known=last["known"],
-            twins=tuple(last["twins"] or ()),
+        for told, part in zip(replies_of(parts), parts, strict=True):
+            now = moment(int(told["now_us"]))
+            said = [each for kind in BEAT_KINDS for each in told[kind] or ()]
+            fences |= fences_of([items[place]["job"] for place in part.places], said)
+            for place, each in zip(part.places, said, strict=True):
+                answers[place] = each, now
+            for each in told["unfinished"] or ():
+                if (seen := look_answer({"run": each}, now)) is not None:
+                    unfinished[each["job"], each["slot"]] = seen
+        views = sorted(
+            unfinished.values(), key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job)
         )
-        return reply(last, [answer], fences)
+        looked, swept = len(beat.renewals), len(beat.renewals) + len(beat.looks)
+        answer = port.BeatAnswer(
+            renewals=tuple(token_answer(*each) for each in answers[:looked]),
+            looks=tuple(look_answer(*each) for each in answers[looked:swept]),
+            unfinished=tuple(views[: beat.sweep_limit]),
+            settled=tuple(number_of(each.get("settled")) for each, _ in answers[swept:]),
+            known=told_last["known"],
+            twins=tuple(told_last["twins"] or ()),
+        )
+        if beat.leaving:
+            incarnation = beat.instance.incarnation
+            survey = await self._calls.of_namespace(_scripts.SURVEY, {"leaving": incarnation})
+            await self._forget(survey["gone"] or (), leaving=True)
+        return reply([*replies_of(parts), told_last], [answer], fences)
 
     async def complete(
         self, completions: Sequence[port.Completion]
     ) -> port.Reply[port.TokenAnswer]:
         """Records results."""
         items = [completion_item(each) for each in completions]
-        return await self._tokens(_scripts.COMPLETE, items)
+        parts, _, fences = await self._replies(_scripts.COMPLETE, items, durable=True)
+        return _in_order(parts, token_answer, fences)
 
     async def release(self, releases: Sequence[port.Release]) -> port.Reply[port.TokenAnswer]:
         """Ends leases at once."""
         items = [release_item(each) for each in releases]
-        return await self._tokens(_scripts.RELEASE, items)
-
-    async def _tokens(
-        self, script: Script, items: Sequence[Mapping[str, Any]]
-    ) -> port.Reply[port.TokenAnswer]:
-        answers, last, fences = await self._run_all(script, items)
-        now = moment(int(last["now_us"]))
-        return reply(last, (token_answer(each, now) for each in answers), fences)
+        parts, _, fences = await self._replies(_scripts.RELEASE, items)
+        return _in_order(parts, token_answer, fences)
 
     async def register(
         self, instance: model.Instance, definitions: Sequence[model.Definition]
     ) -> port.Reply[port.Registration]:
         """Records all that the instance holds now.
 
-        A long registration goes in several parts, each whole for its jobs; the last lets go of
-        what the instance held besides, and makes it known.
+        In four steps: who lives, and what the instance held besides; its jobs; those that it lets go
+        of; and that it is known from now on. Where one fails the instance is not known, and
+        registers again.
         """
-        by_job = sorted(enumerate(definitions), key=lambda each: each[1].job)
-        grouped = [
-            [(place, definition_item(each)) for place, each in group]
-            for _, group in groupby(by_job, key=lambda each: each[1].job)
-        ]
+        placed = sorted(enumerate(definitions), key=lambda each: each[1].job)
+        items = [definition_item(each) for _, each in placed]
+        noted, jobs = noted_instance(instance), sorted({each.job for each in definitions})
+        first = await self._calls.of_namespace(_scripts.ENROL, {"instance": noted, "jobs": jobs})
+        about_us = {"incarnation": instance.incarnation, "live": list(first["live"] or ())}
+        parts = await self._calls.of_jobs(_scripts.REGISTER, items, about_us, whole=True)
+        _begun(parts)
+        dropped = list(first["dropped"] or ())
+        letting = [{"job": job, "incarnation": instance.incarnation} for job in dropped]
+        if letting:
+            _begun(await self._calls.of_jobs(_scripts.LET_GO, letting))
+        batch = {"instance": noted, "jobs": jobs, "dropped": dropped}
+        try:
+            last = await self._calls.of_namespace(_scripts.ENROLLED, batch)
+        except StoreUnavailable as error:
+            raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
         answers: dict[int, port.Registration] = {}
         fences: dict[str, int] = {}
-        batch: dict[str, object] = {"instance": noted_instance(instance)}
-        parts = parts_of(grouped) or [[]]
-        for number, part in enumerate(parts, 1):
-            placed = [each for group in part for each in group]
-            jobs = [item["job"] for _, item in placed]
-            batch["items"] = [item for _, item in placed]
-            if number == len(parts):
-                batch["all_jobs"] = [group[0][1]["job"] for group in grouped]
-            last = await self._run(_scripts.REGISTER, batch, jobs, begun=number > 1)
-            batch["own_live"] = last["own_live"]
-            fences |= fences_of(jobs, last["answers"])
-            for (place, item), each in zip(placed, last["answers"] or (), strict=True):
-                answers[place] = registration(item["job"], each)
-        return reply(last, (answers[place] for place in range(len(definitions))), fences)
+        for part in parts:
+            said = (part.reply or {}).get("answers") or ()
+            fences |= fences_of([items[place]["job"] for place in part.places], said)
+            for place, each in zip(part.places, said, strict=True):
+                answers[placed[place][0]] = registration(items[place]["job"], each)
+        return reply([last], (answers[place] for place in range(len(definitions))), fences)
 
     # Reading
 
@@ -320,18 +330,84 @@ class RedisLeaseStore:
 
         One call looks at 200 jobs; the next goes on where it ended.
         """
-        names = await self._reader.job_names(self._pruned_to, _PRUNE_JOBS)
+        page = {"after": self._pruned_to, "limit": _PRUNE_JOBS}
+        survey = await self._calls.of_namespace(_scripts.SURVEY, page)
+        await self._forget(survey["gone"] or (), leaving=False)
+        names = list(survey["names"] or ())
+        left, waiting = policy.batch, names
+        while waiting and left > 0:
+            gone, waiting = await self._prune_jobs(waiting, left, survey["live"] or (), policy)
+            left -= gone
+        if waiting:  # the first of which goes on then
+            before = names.index(waiting[0])
+            self._pruned_to = names[before - 1] if before else self._pruned_to
+        else:
+            self._pruned_to = names[-1] if len(names) == _PRUNE_JOBS else ""
+        return reply([survey], [policy.batch - left], {})
+
+    async def _prune_jobs(
+        self, names: Sequence[str], room: int, live: Sequence[str], policy: port.PrunePolicy
+    ) -> tuple[int, list[str]]:
+        """Prunes jobs: how many runs went, and which of the jobs may have more.
+
+        The calls of a cluster do not know of each other: each has its share of the room.
+        """
+        asked = names[:room] if self._calls.apart else names
+        share = room // len(asked) if self._calls.apart else room
         batch = {
-            "jobs": names,
+            "live": list(live),
             "history_ms": policy.history_ms,
             "history_max": policy.history_max,
-            "room": policy.batch,
+            "room": share,
         }
-        answer = await self._run(_scripts.PRUNE, batch, names)
-        done: int = answer["done"]
-        finished = done == len(names) < _PRUNE_JOBS
-        self._pruned_to = "" if finished or not done else names[done - 1]
-        return reply(answer, [int(answer["gone"])], {})
+        items = [{"job": name} for name in asked]
+        parts = await self._calls.of_jobs(_scripts.PRUNE, items, batch)
+        _begun(parts)
+        answers = {asked[place]: answer for place, answer, _ in _placed(parts)}
+        if self._calls.apart:
+            await self._unlist([name for name in asked if answers[name].get("forgotten")])
+        gone = sum(int(each["gone"]) for each in answers.values())
+        full = share if self._calls.apart else max(1, room)
+        more = [
+            name
+            for name in names
+            if name not in answers
+            or "unvisited" in answers[name]
+            or int(answers[name]["gone"]) >= full
+        ]
+        return gone, more
+
+    async def _unlist(self, names: Sequence[str]) -> None:
+        """In a cluster, takes jobs that nobody has any more off the list.
+
+        One that was registered since is put on it again: it was listed after it was registered
+        (`enrolled.lua`), and that may have been before it was taken off here.
+        """
+        if not names:
+            return
+        await self._calls.of_namespace(_scripts.LIST, {"remove": list(names), "add": []})
+        back = await self._reader.defined(names)
+        if back:
+            await self._calls.of_namespace(_scripts.LIST, {"remove": [], "add": back})
+
+    async def _forget(self, gone: Sequence[Mapping[str, Any]], *, leaving: bool) -> None:
+        """Drops what instances held, and then the instances: if it ends in between, whoever prunes
+        finds them still, and does it all again.
+        """
+        if not gone:
+            return
+        items: list[dict[str, Any]] = []
+        for each in gone:
+            item = {"incarnation": each["incarnation"]}
+            if (
+                not leaving
+            ):  # what it held at its last heartbeat, and not what it holds if it is back
+                item |= {"at": each["seen_at"], "until": each["seen_at"] + each["lease_ms"]}
+            items += [{"job": job, **item} for job in each["jobs"] or ()]
+        if items:
+            replies_of(await self._calls.of_jobs(_scripts.LET_GO, items))
+        seen = [{"incarnation": e["incarnation"], "seen_at": e["seen_at"]} for e in gone]
+        await self._calls.of_namespace(_scripts.FORGOTTEN, {"gone": seen, "leaving": leaving})
 
     async def watch(self) -> AsyncIterator[None]:
         """Yields soon after a run was freed, counted from `open`.
@@ -363,26 +439,66 @@ class RedisLeaseStore:
             ending.cancel()
             self._watches.discard(closed)
             if connection is not None:
-                await self._pool.discard(connection)
+                await self._server.discard(connection)
 
     async def _subscribe(self) -> Any:
         """A connection on which the namespace's news come in."""
         connection = None
         try:
             async with asyncio.timeout(self._options.op_timeout_ms / 1_000):
-                connection = await self._pool.connect()
-                channel = f"{self._namespace}:news"
+                channel = f"{self._calls.namespace}:news"
+                connection = await self._server.connect(self._calls.namespace)
                 await connection.send_command("SUBSCRIBE", channel, check_health=False)
                 await connection.read_response()
         except BaseException as error:
             if connection is not None:
-                await self._pool.discard(connection)
+                await self._server.discard(connection)
             if isinstance(error, ResponseError):
                 raise AccessDenied(f"{self._address.location}: {error}") from error
             if isinstance(error, RedisError | OSError):  # a TimeoutError is one
                 raise StoreUnavailable(f"{self._address.location}: {error}") from error
             raise
         return connection
+
+
+def _placed(parts: Sequence[Part]) -> Iterator[tuple[int, dict[str, Any], machine.Moment]]:
+    """The answers that there are, each with its place in the batch, and by whose time it is so."""
+    for part in parts:
+        if part.reply is not None:
+            now = moment(int(part.reply["now_us"]))
+            for place, answer in zip(part.places, part.reply["answers"] or (), strict=True):
+                yield place, answer, now
+
+
+def _in_order(
+    parts: Sequence[Part],
+    read: Callable[[dict[str, Any], machine.Moment], _T],
+    fences: Mapping[str, int],
+) -> port.Reply[_T]:
+    """The reply to a batch. Raises where a part of it failed."""
+    told = replies_of(parts)
+    answers = {place: read(answer, now) for place, answer, now in _placed(parts)}
+    return reply(told, (answers[place] for place in range(len(answers))), fences)
+
+
+def _begun(parts: Sequence[Part]) -> None:
+    """Raises where a step after the first failed: something has been done by then."""
+    failure = failure_of(parts)
+    if failure is not None:
+        raise OutcomeUnknown(f"{failure}; a part of the call was done before") from failure
+
+
+async def _both(
+    parts: Coroutine[Any, Any, list[Part]], other: Coroutine[Any, Any, Reply]
+) -> tuple[list[Part], Reply]:
+    """Waits for both, whatever becomes of either. Raises where one failed."""
+    done, said = await asyncio.gather(parts, other, return_exceptions=True)
+    for each in (done, said):
+        if isinstance(each, BaseException) and not isinstance(each, StoreError):
+            raise each
+    assert isinstance(done, list), "of the jobs' part errors are answers"
+    parts_ = [*done, Part((), error=said) if isinstance(said, StoreError) else Part((), reply=said)]
+    return done, replies_of(parts_)[-1]
 
 
 def _other_schema(said: str) -> StoreRefused:

@@ -5,7 +5,7 @@ Imports the port, the machine, the model, the limits, the errors and the standar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -53,15 +53,18 @@ def _length(value: object) -> int:
 BEAT_KINDS = ("renewals", "looks", "sweep")
 
 
-def beat_parts(beat: port.Beat) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """The heartbeat in parts that one script each may carry out."""
-    tagged: list[tuple[str, dict[str, Any]]] = [
-        *(("renewals", renewal_item(each)) for each in beat.renewals),
-        *(("looks", {"job": job, "slot": slot}) for job, slot in beat.looks),
-        *(("sweep", {"job": job, "schedule_id": name}) for job, name in beat.sweep),
+def beat_items(beat: port.Beat) -> list[dict[str, Any]]:
+    """What a heartbeat asks about jobs, in the order of `BEAT_KINDS`."""
+    return [
+        *({"kind": "renewals", **renewal_item(each)} for each in beat.renewals),
+        *({"kind": "looks", "job": job, "slot": slot} for job, slot in beat.looks),
+        *({"kind": "sweep", "job": job, "schedule_id": name} for job, name in beat.sweep),
     ]
-    for part in parts_of(tagged) or [[]]:
-        yield {kind: [item for tag, item in part if tag == kind] for kind in BEAT_KINDS}
+
+
+def beat_form(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A part of these as the script reads it."""
+    return {kind: [each for each in items if each["kind"] == kind] for kind in BEAT_KINDS}
 
 
 def fences_of(jobs: Sequence[str], answers: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:
@@ -70,11 +73,11 @@ def fences_of(jobs: Sequence[str], answers: Sequence[Mapping[str, Any]] | None) 
 
 
 def reply(
-    last: Mapping[str, Any], answers: Iterable[_T], fences: Mapping[str, int]
+    told: Sequence[Mapping[str, Any]], answers: Iterable[_T], fences: Mapping[str, int]
 ) -> port.Reply[_T]:
-    """The reply, with what the last script said of the store."""
-    at = int(last["now_us"]) // 1_000
-    return port.Reply(at, tuple(answers), fences, last["store_id"])
+    """The reply, with what the scripts said of the store: of several clocks, the latest."""
+    at = max(int(each["now_us"]) for each in told) // 1_000
+    return port.Reply(at, tuple(answers), fences, told[-1]["store_id"])
 
 
 def claim_item(claim: port.Claim) -> dict[str, Any]:

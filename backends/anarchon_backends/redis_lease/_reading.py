@@ -5,11 +5,13 @@ Imports the port, the machine, the model and the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anarchon_backends.redis._connection import Command, Pool
+from anarchon_backends.redis._cluster import Server
+from anarchon_backends.redis._connection import Command
 from anarchon_backends.redis._text import decode, decoded
+from anarchon_backends.redis_lease._calls import Calls
 from anarchon_backends.redis_lease._rows import (
     all_attempts_of,
     attempts_of,
@@ -23,37 +25,37 @@ from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
 _STEP = 100  # runs read at once where not every one may be wanted
+_JOBS = 500  # jobs whose indexes are read at once
 
 Place = tuple[int, str]  # slot, job
 
 
 class Reader:
-    """Reads one namespace. `key_of` is a job's key; `clock` stands in for the server's in tests."""
+    """Reads one namespace. `clock` stands in for the server's in tests.
 
-    def __init__(
-        self,
-        pool: Pool,
-        namespace: str,
-        key_of: Callable[[str], str],
-        clock: port.StoreClock | None,
-    ) -> None:
-        self._pool = pool
-        self._namespace = namespace
-        self._key_of = key_of
+    In a cluster each job's keys are read where they are, every command by itself, and the time is
+    that of the node which has the namespace's.
+    """
+
+    def __init__(self, server: Server, calls: Calls, clock: port.StoreClock | None) -> None:
+        self._server = server
+        self._calls = calls
+        self._namespace = calls.namespace
+        self._key_of = calls.key_of
         self._clock = clock
 
     async def _read(self, *commands: Command) -> tuple[machine.Moment, str, list[Any]]:
-        """Reads as one step: the store's moment, its identity, and the answers."""
-        time, store_id, *answers = await self._pool.read(
+        """The store's moment, its identity, and the answers; of one server, as one step."""
+        time, store_id, *answers = await self._server.read(
             ["TIME"], ["HGET", self._namespace, "store_id"], *commands
         )
         now_us = int(time[0]) * 1_000_000 + int(time[1])
         now = moment(self._clock.wall_us() if self._clock else now_us)
-        return now, decode(store_id or b""), answers
+        return now, self._calls.identity(decode(store_id or b"")), answers
 
-    async def probe(self) -> int:
-        """Tries every command that reading uses. How often runs were freed in the namespace."""
-        key = f"{self._namespace}:probe"
+    async def probe(self, key: str) -> int:
+        """Tries every command that reading uses, by a key. How often runs were freed in all."""
+        key = f"{key}:probe"
         _, _, (freed, *_) = await self._read(
             ["HGET", self._namespace, "freed"],
             ["HMGET", key, "a"],
@@ -88,6 +90,11 @@ class Reader:
         index = f"{self._namespace}:jobs"
         _, _, (page,) = await self._read(["ZRANGEBYLEX", index, start, "+", "LIMIT", 0, limit])
         return [decode(each) for each in page]
+
+    async def defined(self, names: Sequence[str]) -> list[str]:
+        """Those of the jobs that have a definition."""
+        _, _, ids = await self._read(*(["HGET", self._key_of(n), "definition_id"] for n in names))
+        return [name for name, each in zip(names, ids, strict=True) if each]
 
     async def jobs(self, names: Sequence[str]) -> port.Reply[model.JobView]:
         """The jobs of these names that there are."""
@@ -129,7 +136,11 @@ class Reader:
         fences: dict[str, int] = {}
         below = query.after
         while True:
-            now, store_id, places, more = await self._places(query, below)
+            now, store_id, places, more = (
+                await self._places_of_all(query, below)
+                if self._calls.apart and not query.job
+                else await self._places(query, below)
+            )
             shown: list[tuple[model.RunView, int]] = []
             if places:
                 now, store_id, shown = await self._runs(places, query)
@@ -150,32 +161,41 @@ class Reader:
     ) -> tuple[machine.Moment, str, list[Place], bool]:
         """The next places of the index that the query spans, newest first; whether there may be more."""
         index = f"{self._key_of(query.job)}:runs" if query.job else f"{self._namespace}:runs"
-        lowest = max((s for s in (query.slot, query.from_slot) if s is not None), default=None)
-        highest = min(
-            (
-                slot
-                for slot in (
-                    query.slot,
-                    None if query.until_slot is None else query.until_slot - 1,
-                    below[0] if below else None,
-                )
-                if slot is not None
-            ),
-            default=None,
-        )
-        top = "+inf" if highest is None else str(highest)
+        top, bottom = _span(query, below)
         skip = 0
-        if below is not None and below[0] == highest:
+        if below is not None and str(below[0]) == top:
             skip = await self._skipped(index, query, below)
         now, store_id, (members,) = await self._read(
-            [
-                *("ZREVRANGEBYSCORE", index, top, "-inf" if lowest is None else str(lowest)),
-                *("LIMIT", skip, self._step(query)),
-            ]
+            ["ZREVRANGEBYSCORE", index, top, bottom, "LIMIT", skip, self._step(query)]
         )
         places = [_place_of(decode(each), query.job) for each in members]
         more = len(members) == self._step(query)
         return now, store_id, [each for each in places if below is None or each < below], more
+
+    async def _places_of_all(
+        self, query: port.RunQuery, below: Place | None
+    ) -> tuple[machine.Moment, str, list[Place], bool]:
+        """The same over the indexes of all jobs, where the namespace has none of all runs."""
+        top, bottom = _span(query, below)
+        step, found, full, after = self._step(query), list[Place](), False, ""
+        while True:
+            names = await self.job_names(after, _JOBS)
+            # One more than wanted, as one of each job may be `below` itself.
+            commands: list[Command] = [
+                ["ZREVRANGEBYSCORE", f"{key}:runs", top, bottom, "LIMIT", 0, step + 1]
+                for key in map(self._key_of, names)
+            ]
+            now, store_id, answers = await self._read(*commands)
+            for name, members in zip(names, answers, strict=True):
+                places = [_place_of(decode(each), name) for each in members]
+                found += [each for each in places if below is None or each < below]
+                full = full or len(members) > step
+            found.sort(reverse=True)
+            full = full or len(found) > step
+            del found[step:]
+            if len(names) < _JOBS:
+                return now, store_id, found, full
+            after = names[-1]
 
     async def _skipped(self, index: str, query: port.RunQuery, below: Place) -> int:
         """How many of the index at the slot of `below` stand at or before it."""
@@ -202,6 +222,17 @@ class Reader:
             store_id,
             [(seen, int(by_place[seen.run.slot, seen.run.job] or 0)) for seen in wanted],
         )
+
+
+def _span(query: port.RunQuery, below: Place | None) -> tuple[str, str]:
+    """The highest and the lowest slot that are wanted, as a range of scores."""
+    until = None if query.until_slot is None else query.until_slot - 1
+    tops = [s for s in (query.slot, until, below[0] if below else None) if s is not None]
+    bottoms = [s for s in (query.slot, query.from_slot) if s is not None]
+    return (
+        str(min(tops)) if tops else "+inf",
+        str(max(bottoms)) if bottoms else "-inf",
+    )
 
 
 def _place_of(member: str, job: str) -> Place:

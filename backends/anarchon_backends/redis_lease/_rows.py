@@ -220,6 +220,6 @@ def holds_of(job: str, incarnation: str, held: str) -> list[machine.HeldDefiniti
         f"what {incarnation!r} holds of {job!r}",
         lambda: [
             machine.HeldDefinition(incarnation, job, str(definition_id), str(schedule_id))
-            for definition_id, schedule_id in json.loads(held)
+            for definition_id, schedule_id in json.loads(held)["held"]
         ],
     )

@@ -1,4 +1,4 @@
-"""The Lua scripts, one a method of the port, each after the rules that they share.
+"""The Lua scripts: the steps of the port's methods, each after the rules that they share.
 
 Imports the limits, the rows' fields and the standard library.
 """
@@ -11,7 +11,7 @@ from anarchon_backends.redis._script import Script, script_of
 from anarchon_backends.redis_lease._rows import RUN_FIELDS
 from anarchon_server.core import limits
 
-SCHEMA = 1  # the layout of the keys
+SCHEMA = 2  # the layout of the keys
 LOOKED_AT = 1_000  # runs of one job that one pruning may look at in vain
 
 
@@ -38,11 +38,23 @@ def _script(name: str) -> Script:
     return script_of(source)
 
 
+# On jobs' keys, and on one server with the namespace's besides.
 CLAIM = _script("claim")
 SETTLE = _script("settle")
 BEAT = _script("beat")
 COMPLETE = _script("complete")
 RELEASE = _script("release")
 REGISTER = _script("register")
+LET_GO = _script("let_go")
 PRUNE = _script("prune")
 PROBE = _script("probe")
+
+# On the namespace's keys alone.
+MOMENT = _script("moment")
+ALIVE = _script("alive")
+NEWS = _script("news")
+ENROL = _script("enrol")
+ENROLLED = _script("enrolled")
+SURVEY = _script("survey")
+FORGOTTEN = _script("forgotten")
+LIST = _script("list")

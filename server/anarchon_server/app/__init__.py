@@ -140,7 +140,7 @@ class Sidecar:
                 continue  # said once, at the start
             self._loop.store_open = True
             _log.info("store_opened", extra={"fields": {"store": report.location}})
-            _say_doubts(report)
+            _say_findings(report)
 
     # ── Parts ───────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +193,7 @@ class Sidecar:
         await self._server.start()
         _log.info("serving", extra={"fields": served})
         if report is not None:
-            _say_doubts(report)
+            _say_findings(report)
         else:
             self._reopened = asyncio.create_task(self._open_store_later())
 
@@ -261,10 +261,14 @@ def _ignore_stop_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _say_doubts(report: StoreReport) -> None:
+def _say_findings(report: StoreReport) -> None:
+    if report.verified:
+        _log.info("store_verified", extra={"fields": {"verified": "; ".join(report.verified)}})
     for doubt in doubts_of(report):
-        fields = {"doubt": doubt, "fix": doubt.fix} if doubt.fix else {"doubt": doubt}
-        _log.warning("store_doubt", extra={"fields": fields})
+        fields = {"doubt": doubt, "kind": "unverified" if doubt.unverified else "warning"}
+        _log.warning(
+            "store_doubt", extra={"fields": fields | ({"fix": doubt.fix} if doubt.fix else {})}
+        )
 
 
 def _scheme(config: Config) -> str:

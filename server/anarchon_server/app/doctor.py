@@ -119,8 +119,10 @@ async def _open(
 async def _try_claims(
     config: Config, clock: SystemClock, found: Examination, stack: AsyncExitStack
 ) -> None:
+    assert found.capabilities is not None
+    namespace = trial.namespace_for(found.capabilities.backend)
     try:
-        stores = await _stores_to_try(config, clock, stack)
+        stores = await _stores_to_try(replace(config, namespace=namespace), clock, stack)
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             tried = await trial.try_claims(stores, clock)
     except (StoreError, TimeoutError, trial.NotTried) as error:
@@ -128,7 +130,7 @@ async def _try_claims(
         found.add(
             Kind.UNVERIFIED,
             f"the claim was not tried: {said}",
-            f"let this user use the namespace {trial.NAMESPACE} too, in which it is tried; "
+            f"let this user use the namespace {namespace} too, in which it is tried; "
             "otherwise run it again",
         )
         return
@@ -150,11 +152,10 @@ async def _try_claims(
 async def _stores_to_try(
     config: Config, clock: SystemClock, stack: AsyncExitStack
 ) -> Sequence[Store]:
-    """Two connections to the namespace of trials; one where the store is this process's own."""
-    beside = replace(config, namespace=trial.NAMESPACE)
+    """Two connections; one where the store is this process's own."""
     stores: list[Store] = []
     while not stores or (len(stores) < 2 and stores[0].capabilities.shared):
-        stores.append(find_store(beside, clock))
+        stores.append(find_store(config, clock))
         stack.push_async_callback(stores[-1].close)
         await open_store(stores[-1], strict=False)
     return stores
@@ -176,7 +177,7 @@ def _measure(config: Config, samples: Sequence[trial.Sample], found: Examination
     least = samples[0]
     found.clock_offset_ms = round(least.offset_us / 1_000, 1)
     text = (
-        f"its clock is {found.clock_offset_ms:+.1f} ms from this machine's, "
+        f"the clock that decides is {found.clock_offset_ms:+.1f} ms from this machine's, "
         f"to within {least.took_us // 2_000 + 1} ms"
     )
     fix = "have both machines' clocks set by the same time servers (NTP)"

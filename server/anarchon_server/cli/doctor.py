@@ -19,7 +19,7 @@ _SETTINGS = ("store", "namespace", "max_clock_offset", "strict")
 
 _EPILOG = """\
 The store is opened as anarchon serve would, which makes what is missing in it. Then a claim is tried,
-in the namespace anarchon-doctor: two tokens for one slot, of which one must win.
+in a namespace of its own: two tokens for one slot, of which one must win.
 
 Exit status: 0, it can serve; 1, it cannot, or with --strict leaves a doubt; 2, a wrong argument or
 setting. Variables and the file of --config count as for anarchon serve.

@@ -50,6 +50,8 @@ _STORE_URLS = (
     "sqlite:rel.db",
     "postgresql://user:password@host/database",
     "redis://user:password@host/0",
+    "nats://user:password@host",
+    "amqp://user:password@host/vhost",
     "memory:",
 )
 

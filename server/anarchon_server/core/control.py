@@ -18,6 +18,7 @@ from anarchon_server.core.machine import (
     Saved,
     asked_to_stop,
     judge_plan,
+    look_around,
     view,
 )
 from anarchon_server.core.model import (
@@ -95,13 +96,14 @@ def judge_resume(
         return _answer(ControlOutcome.STALE, job)
     resumed = replace(job, paused_at=None, pause_reason="")
     began = min(job.paused_at, now.at)
-    then = replace(now, at_us=began * 1_000)
     saved: list[Saved] = []
     settled = dict(in_use)
     waiting = list(caught_up)
     for plan in resume.plans:
         rows = {*taken, *(each.run.slot for each in saved)}
-        verdict = judge_plan(plan, then, resumed, settled.get(plan.schedule_id), rows, waiting)
+        verdict = judge_plan(
+            plan, now, resumed, settled.get(plan.schedule_id), rows, waiting, missed_by=began
+        )
         saved += verdict.saved
         waiting = _still_waiting([*waiting, *(each.run for each in verdict.saved)])
         if verdict.answer.settled is not None:
@@ -178,18 +180,21 @@ def judge_trigger(
         window_ms=trigger.window_ms,
         request_id=trigger.request_id,
     )
-    asked: list[Saved] = []
+    also: list[Saved] = []
     if trigger.overlap is not OverlapPolicy.ALLOW:
-        unfinished = [run for run in others if run.unfinished]
+        # Nobody vouches for the clock here: where it may step, leases live (S19).
+        around = look_around(others, now, witnessed=now.steady)
+        also, unfinished = list(around.ended), around.unfinished
         if trigger.overlap is OverlapPolicy.CANCEL:
             asked = [_asked(run, now, CancelReason.SUPERSEDED) for run in unfinished]
-            unfinished = [each.run for each in asked if not each.run.state.final]
+            also += asked
+            unfinished = tuple(each.run for each in asked if not each.run.state.final)
         if unfinished:
             made = replace(made, blocking_slot=min(run.slot for run in unfinished))
             if trigger.overlap is OverlapPolicy.SKIP:
                 made = replace(made, state=RunState.SKIPPED, reason=Reason.OVERLAP, ended_at=now.at)
     answer = ControlAnswer(ControlOutcome.DONE, view(made, now))
-    return ControlVerdict(answer, job, saved=(*asked, Saved(made)))
+    return ControlVerdict(answer, job, saved=(*also, Saved(made)))
 
 
 def judge_cancel(cancel: CancelRun, now: Moment, job: JobRecord, run: Run | None) -> ControlVerdict:

@@ -36,7 +36,7 @@ from anarchon_server.core.model import (
     RunView,
     Trigger,
 )
-from anarchon_server.core.policy import Job
+from anarchon_server.core.policy import Job, Retry
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.store import (
     Claim,
@@ -90,6 +90,7 @@ class Hold:
     started_at: int | None = None
     cancel: CancelReason | None = None
     failed: int = 0
+    retry: Retry | None = None
     payload: bytes = b""
 
     @classmethod
@@ -119,6 +120,7 @@ class Hold:
             trust_end=trust_end(sent_at, lease_ms) if run.lease else limits.NEVER,
             renew_at=sent_at + heartbeat if run.lease else limits.NEVER,
             failed=run.failed,
+            retry=job.retry,
             payload=payload,
         )
 
@@ -566,7 +568,7 @@ class Holding:
             if named is None:
                 entry.receipts[index] = Receipt(ReceiptStatus.UNKNOWN_TOKEN)
                 continue
-            outcome = self._by_its_timeout(named[0], told)
+            outcome = self._by_its_timeout(token, named[0], told)
             self._finish(token)
             if outcome.stopped in (CancelReason.LEASE_LOST, CancelReason.FENCED):
                 self._drop(token)  # such a stop changes nothing (S21a)
@@ -593,12 +595,15 @@ class Holding:
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
 
-    def _by_its_timeout(self, job: str, outcome: Outcome) -> Outcome:
+    def _by_its_timeout(self, token: str, job: str, outcome: Outcome) -> Outcome:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
-        also where the store was away when it should have learned so.
+        also where the store was away when it should have learned so, or its session is lost.
         """
-        state = self._jobs.get(job)
-        timeout_ms = state.job.spec.timeout_ms if state is not None else None
+        hold, job_now = self._holds.get(token), self._job(job)
+        if hold is not None:
+            timeout_ms = hold.timeout_ms
+        else:
+            timeout_ms = job_now.spec.timeout_ms if job_now is not None else None
         if timeout_ms is None or outcome.elapsed_ms <= timeout_ms:
             return outcome
         return replace(outcome, result="", stopped=CancelReason.TIMEOUT)
@@ -607,8 +612,9 @@ class Holding:
         """S22. How long after this attempt another may be made, should it be a failure that is
         followed by one; whether it is, the store decides.
         """
-        state = self._jobs.get(job)
-        if state is None or state.job.retry is None:
+        job_now = self._job(job)
+        retry = hold.retry if hold else (job_now.retry if job_now else None)
+        if retry is None:
             return None
         failure = outcome.failure
         if failure is None and outcome.stopped is not CancelReason.TIMEOUT:
@@ -617,7 +623,11 @@ class Holding:
             return None
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
-        return state.job.retry.pause(hold.failed if hold else 0, self._context.draw)
+        return retry.pause(hold.failed if hold else 0, self._context.draw)
+
+    def _job(self, name: str) -> Job | None:
+        state = self._jobs.get(name)
+        return state.job if state is not None else None
 
     def _finish(self, token: str) -> None:
         """The handler has ended: its place is free, its lease renewed until it is recorded."""

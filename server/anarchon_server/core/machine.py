@@ -125,6 +125,11 @@ class Saved:
     attempts: tuple[Attempt, ...] = ()
 
     @property
+    def ends_a_run(self) -> bool:
+        """Whether a run that was begun has ended: what waited for it may go on (S18)."""
+        return self.run.state.final and self.run.current is not None
+
+    @property
     def is_news(self) -> bool:
         """Whether other instances should look soon: it may be claimed, or is to stop."""
         run = self.run
@@ -185,16 +190,18 @@ def lease_left(run: Run, now: Moment) -> int | None:
     return 0 if written_before_a_step else left
 
 
-def retry_left(run: Run, now: Moment) -> int | None:
+def retry_left(run: Run, now: Moment, *, witnessed: bool = True) -> int | None:
     """How long a RETRYING run still waits (ms), at least 0; None: it is none.
 
-    A time further ahead than its delay and a second was written before a step back (S1).
+    A time further ahead than its delay and a second was written before a step back, if the clock
+    that says so is vouched for (S1).
     """
     if run.state is not RunState.RETRYING:
         return None
     assert run.retry_at is not None, "a run that is retried has a time for it"
     left = run.retry_at - now.at
-    return 0 if left > run.retry_delay_ms + EARLY_MAX else max(0, left)
+    written_before_a_step = left > run.retry_delay_ms + EARLY_MAX
+    return 0 if witnessed and written_before_a_step else max(0, left)
 
 
 def view(run: Run, now: Moment, attempts: Sequence[Attempt] = ()) -> RunView:
@@ -276,7 +283,8 @@ def _claim_of_a_row(
     saw_the_present = (claim.seen_attempt, claim.seen_token) == (run.attempt, run.token)
     if run.state.final or not saw_the_present:
         return _lost(run, now, job, settled)
-    if (run.waits and run.slot > now.at + EARLY_MAX) or retry_left(run, now):
+    too_soon = run.waits and run.slot > now.at + EARLY_MAX
+    if too_soon or retry_left(run, now, witnessed=_witnessed(claim, now)):
         return ClaimVerdict(ClaimAnswer(ClaimOutcome.EARLY, view(run, now)), job, settled)
     if run.waits or run.state is RunState.RETRYING:
         return _go_on(claim, now, job, settled, run, others)
@@ -314,12 +322,10 @@ def _go_on(
     if ended is not None and not (ahead is not None and ended.run.reason == Reason.ABANDONED):
         return _lost(ended.run, now, job, settled, (*between, ended))
     if ahead is not None:
-        return ClaimVerdict(
-            ClaimAnswer(ClaimOutcome.QUEUED, view(run, now)), job, settled, tuple(between)
-        )
+        return ClaimVerdict(ClaimAnswer(ClaimOutcome.QUEUED, view(run, now)), job, settled, between)
     if not claim.may_run:
         answer = ClaimAnswer(ClaimOutcome.UNCHANGED, view(run, now))
-        return ClaimVerdict(answer, job, settled, tuple(between))
+        return ClaimVerdict(answer, job, settled, between)
     verdict = _won(claim, now, job, settled, _interrupted(run, now), _cause_after(run))
     return replace(verdict, saved=(*between, *verdict.saved))
 
@@ -332,60 +338,51 @@ def _cause_after(run: Run) -> AttemptCause:
 
 def _ahead(
     claim: Claim, now: Moment, run: Run, others: Iterable[Run]
-) -> tuple[list[Saved], Run | None]:
+) -> tuple[tuple[Saved, ...], Run | None]:
     """What goes before a run that has a row: what this finds to be over for good, and the first.
 
     A run that waits goes after every unfinished one and after those that wait longer (S18, S20).
     One that was begun goes after what is in progress; of several that were, after the older.
     """
     if claim.overlap is OverlapPolicy.ALLOW:
-        return [], None
+        return (), None
     witnessed = _witnessed(claim, now)
-    ended: list[Saved] = []
-    first: Run | None = None
-    for other in others:
-        older = other.slot < run.slot
-        if other.waits:
-            before = run.waits and older
-        else:
-            over = _over(other, now, witnessed)
-            end = _ended_instead(other, now) if over else None
-            if end is not None:
-                ended.append(end)
-                continue
-            before = run.waits or not over or older
-        if before and (first is None or other.slot < first.slot):
-            first = other
-    return ended, first
+    found = look_around(others, now, witnessed)
+    before = [
+        other
+        for other in found.unfinished
+        if run.waits or other.slot < run.slot or not _over(other, now, witnessed)
+    ]
+    before += [other for other in found.waiting if run.waits and other.slot < run.slot]
+    return found.ended, min(before, key=_by_slot, default=None)
 
 
 def _first_claim(
     claim: Claim, now: Moment, job: JobRecord, settled: int, others: Iterable[Run]
 ) -> ClaimVerdict:
     """S18. What a due slot does, by what else there is of its job."""
-    ended, unfinished, waiting = _in_the_way(claim, now, others)
+    witnessed = _witnessed(claim, now)
+    allowed = claim.overlap is OverlapPolicy.ALLOW
+    found = Around() if allowed else look_around(others, now, witnessed)
+    ended, unfinished = list(found.ended), found.unfinished
     queues = claim.overlap in (OverlapPolicy.QUEUE, OverlapPolicy.CANCEL)
-    older = [run for run in waiting if queues and run.slot < claim.slot]
-    in_the_way = unfinished + older
-    if in_the_way and claim.slot > now.at:
+    older = tuple(run for run in found.waiting if queues and run.slot < claim.slot)
+    if (unfinished or older) and claim.slot > now.at:
         return replace(_unchanged(ClaimOutcome.EARLY, job, settled), saved=tuple(ended))
     superseding = claim.overlap is OverlapPolicy.CANCEL and bool(unfinished)
     if superseding:
-        witnessed = _witnessed(claim, now)
         asked = [asked_to_stop(run, now, CancelReason.SUPERSEDED, witnessed) for run in unfinished]
         ended += asked
-        in_the_way = [saved.run for saved in asked if not saved.run.state.final] + older
-    if in_the_way:
-        blocking = min(in_the_way, key=lambda run: run.slot)
-        own = _queued(claim, now, blocking, waiting) if queues else _skipped(claim, now, blocking)
+        unfinished = tuple(saved.run for saved in asked if not saved.run.state.final)
+    if unfinished or older or (superseding and not claim.may_run):
+        own = (
+            _queued(claim, now, unfinished, found.waiting)
+            if queues
+            else (_skipped(claim, now, min(unfinished, key=_by_slot)),)
+        )
         word = ClaimOutcome.SKIPPED if own[-1].run.state.final else ClaimOutcome.QUEUED
         answer = ClaimAnswer(word, view(own[-1].run, now))
-        moved = _settled_after(claim, settled)
-        return ClaimVerdict(answer, job, moved, (*ended, *own))
-    if not claim.may_run and superseding:
-        due = Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.DUE, window_ms=claim.window_ms)
-        answer = ClaimAnswer(ClaimOutcome.QUEUED, view(due, now))
-        return ClaimVerdict(answer, job, _settled_after(claim, settled), (*ended, Saved(due)))
+        return ClaimVerdict(answer, job, _settled_after(claim, settled), (*ended, *own))
     if not claim.may_run:
         verdict = _unchanged(ClaimOutcome.UNCHANGED, job, settled)
         return replace(verdict, saved=tuple(ended))
@@ -396,70 +393,74 @@ def _first_claim(
     return replace(verdict, saved=(*ended, *verdict.saved))
 
 
-def _in_the_way(
-    claim: Claim, now: Moment, others: Iterable[Run]
-) -> tuple[list[Saved], list[Run], list[Run]]:
-    """The runs this claim finds to be over for good, those that are unfinished, those that wait."""
-    if claim.overlap is OverlapPolicy.ALLOW:
-        return [], [], []
-    witnessed = _witnessed(claim, now)
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The other runs of a job, as a claim finds them: those that are over for good and ended with
+    it, those that are unfinished, those that wait.
+    """
+
+    ended: tuple[Saved, ...] = ()
+    unfinished: tuple[Run, ...] = ()
+    waiting: tuple[Run, ...] = ()
+
+
+def look_around(others: Iterable[Run], now: Moment, witnessed: bool) -> Around:
+    """Tells a job's runs that are not final apart (S18). Nothing is abandoned (S19) while another
+    run is in progress.
+    """
     ended: list[Saved] = []
     unfinished: list[Run] = []
     waiting: list[Run] = []
+    given_up: list[Saved] = []
     for other in others:
+        end = None
+        if not other.waits and _over(other, now, witnessed):
+            end = _ended_instead(other, now)
         if other.waits:
             waiting.append(other)
-            continue
-        end = _ended_instead(other, now) if _over(other, now, witnessed) else None
-        if end is not None:
-            ended.append(end)
-        else:
+        elif end is None:
             unfinished.append(other)
-    return ended, unfinished, waiting
+        elif end.run.reason == Reason.ABANDONED:
+            given_up.append(end)
+            unfinished.append(other)
+        else:
+            ended.append(end)
+    if all(_over(run, now, witnessed) for run in unfinished):
+        ended += given_up
+        gone = {saved.run.slot for saved in given_up}
+        unfinished = [run for run in unfinished if run.slot not in gone]
+    return Around(tuple(ended), tuple(unfinished), tuple(waiting))
 
 
-def _skipped(claim: Claim, now: Moment, blocking: Run) -> list[Saved]:
-    return [
-        Saved(
-            Run(
-                claim.job,
-                claim.slot,
-                Trigger.SCHEDULE,
-                RunState.SKIPPED,
-                Reason.OVERLAP,
-                blocking_slot=blocking.slot,
-                ended_at=now.at,
-            )
-        )
-    ]
+def _by_slot(run: Run) -> int:
+    return run.slot
 
 
-def _queued(claim: Claim, now: Moment, blocking: Run, waiting: Iterable[Run]) -> list[Saved]:
-    """The slot waits; of two that wait by the schedule the newer stays. The claimed one comes last."""
+def _skipped(claim: Claim, now: Moment, blocking: Run) -> Saved:
+    skipped = Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.SKIPPED, Reason.OVERLAP)
+    return Saved(replace(skipped, blocking_slot=blocking.slot, ended_at=now.at))
+
+
+def _queued(
+    claim: Claim, now: Moment, unfinished: Sequence[Run], waiting: Sequence[Run]
+) -> tuple[Saved, ...]:
+    """The slot waits, and replaces what waits by the schedule, or is Skipped where a newer one
+    does. The claimed one comes last. One that was replaced goes on to name the run it waited for.
+    """
     queued = [run for run in waiting if run.trigger is Trigger.SCHEDULE]
-    if any(run.slot > claim.slot for run in queued):
-        return _skipped(claim, now, blocking)
-    replaced = [
-        Saved(
-            replace(
-                run,
-                state=RunState.SKIPPED,
-                reason=Reason.OVERLAP,
-                blocking_slot=blocking.slot,
-                ended_at=now.at,
-            )
-        )
+    kept = [run for run in waiting if run.trigger is not Trigger.SCHEDULE]
+    newer = [run for run in queued if run.slot > claim.slot]
+    before = [*unfinished, *(run for run in kept if run.slot < claim.slot)]
+    if newer:
+        return (_skipped(claim, now, min(before or newer, key=_by_slot)),)
+    due = Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.DUE, window_ms=claim.window_ms)
+    if before:
+        due = replace(due, blocking_slot=min(before, key=_by_slot).slot)
+    replaced = (
+        replace(run, state=RunState.SKIPPED, reason=Reason.OVERLAP, ended_at=now.at)
         for run in queued
-    ]
-    due = Run(
-        claim.job,
-        claim.slot,
-        Trigger.SCHEDULE,
-        RunState.DUE,
-        window_ms=claim.window_ms,
-        blocking_slot=blocking.slot,
     )
-    return [*replaced, Saved(due)]
+    return (*(Saved(run) for run in replaced), Saved(due))
 
 
 def asked_to_stop(run: Run, now: Moment, reason: CancelReason, witnessed: bool) -> Saved:
@@ -847,56 +848,56 @@ def judge_plan(
     settled: int | None,
     taken: Collection[int],
     caught_up: Iterable[Run] = (),
+    missed_by: int | None = None,
 ) -> PlanVerdict:
     """Decides what becomes of slots nobody claimed in time (S20).
 
     `taken` are those of the plan's slots that have a row, `caught_up` the job's runs that wait
-    since an earlier plan. `settled` moves to the newest slot that is missed by the store's clock,
+    since an earlier plan; `missed_by` is when their time must have been over (None: by now, by
+    the store's clock). `settled` moves to the newest slot that is missed by the store's clock,
     whether it had a row or not; never past one that is not, which could not be claimed any more
     (I6). While the job is paused nothing is planned (S29).
     """
     if settled is None or plan.settled != settled or job.paused_at is not None:
         return PlanVerdict(PlanAnswer(False, settled))
-    missed = takewhile(lambda m: m.slot < now.at - m.start_deadline_ms, plan.slots)
+    by = now.at if missed_by is None else missed_by
+    missed = takewhile(lambda m: m.slot < by - m.start_deadline_ms, plan.slots)
     over = [m.slot for m in missed]
     if not over:
         return PlanVerdict(PlanAnswer(True, settled))
     lost = [slot for slot in over if slot not in taken and slot > job.floor]
-    run = _to_be_run(plan, now, over[-1], lost)
+    run = _to_be_run(plan, now, lost)
     due = [
         Run(plan.job, slot, Trigger.CATCH_UP, RunState.DUE, window_ms=plan.window_ms)
         for slot in run
     ]
     given_up = _beyond_the_limit(plan, now, [*caught_up, *due])
-    saved = _passed_over(plan.job, [slot for slot in lost if slot not in run], now, plan)
-    slots = {each.slot for each in given_up}
-    saved += [
-        Saved(each) for each in (*due, *given_up) if each.state.final or each.slot not in slots
-    ]
+    dropped = {each.slot for each in given_up}
+    due = [each for each in due if each.slot not in dropped]
+    saved = _passed_over(plan.job, lost[: len(lost) - len(run)], now, plan)
+    saved += [Saved(each) for each in (*due, *given_up)]
     skipped = len(lost) - len(run) + len(given_up)
-    waiting = sum(each.slot not in slots for each in due)
-    return PlanVerdict(PlanAnswer(True, over[-1], skipped, waiting), tuple(saved))
+    return PlanVerdict(PlanAnswer(True, over[-1], skipped, len(due)), tuple(saved))
 
 
-def _to_be_run(plan: Plan, now: Moment, newest: int, lost: Sequence[int]) -> set[int]:
-    """Which of the missed slots are run after all; `newest` of all may have a row."""
-    young = [slot for slot in lost if slot >= now.at - plan.window_ms]
-    match plan.catch_up:
-        case CatchUpPolicy.NONE:
-            return set()
-        case CatchUpPolicy.LATEST:
-            return {slot for slot in young if slot == newest}
-        case CatchUpPolicy.ALL:
-            return set(young[-plan.limit :])
+def _to_be_run(plan: Plan, now: Moment, lost: Sequence[int]) -> list[int]:
+    """Which of the missed slots are run after all: the newest, and none that is too old."""
+    if plan.catch_up is CatchUpPolicy.NONE:
+        return []
+    return [slot for slot in lost if slot >= now.at - plan.window_ms][-_most_waiting(plan) :]
+
+
+def _most_waiting(plan: Plan) -> int:
+    """How many caught-up runs of the job may wait."""
+    return 1 if plan.catch_up is CatchUpPolicy.LATEST else plan.limit
 
 
 def _beyond_the_limit(plan: Plan, now: Moment, caught_up: Sequence[Run]) -> list[Run]:
     """The oldest of more caught-up runs than may wait, which are missed after all."""
-    most = 1 if plan.catch_up is CatchUpPolicy.LATEST else plan.limit
-    ordered = sorted(caught_up, key=lambda run: run.slot)
+    ordered = sorted(caught_up, key=_by_slot)
     return [
         replace(run, state=RunState.SKIPPED, reason=Reason.MISSED, ended_at=now.at)
-        for run in ordered[: max(0, len(ordered) - most)]
+        for run in ordered[: max(0, len(ordered) - _most_waiting(plan))]
     ]
 
 
@@ -912,18 +913,9 @@ def _passed_over(job: str, slots: Sequence[int], now: Moment, plan: Plan) -> lis
     return saved
 
 
-def _missed(job: str, slot: int, now: Moment, covered: int, reason: str = Reason.MISSED) -> Saved:
-    return Saved(
-        Run(
-            job,
-            slot,
-            Trigger.SCHEDULE,
-            RunState.SKIPPED,
-            reason,
-            slots_covered=covered,
-            ended_at=now.at,
-        )
-    )
+def _missed(job: str, slot: int, now: Moment, covered: int) -> Saved:
+    missed = Run(job, slot, Trigger.SCHEDULE, RunState.SKIPPED, Reason.MISSED)
+    return Saved(replace(missed, slots_covered=covered, ended_at=now.at))
 
 
 # --- Definitions and instances -----------------------------------------------------------

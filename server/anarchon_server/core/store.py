@@ -524,7 +524,9 @@ class Store(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[None]:
-        """Yields when a run may have been freed; a wake-up only, never relied on (S19)."""
+        """Yields when a run may have been freed, may go on or is to stop; a wake-up only, never relied
+        on (S19).
+        """
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -18,9 +19,9 @@ from typing import Any
 import pytest
 
 from anarchon_backends import redis as dispatch
-from anarchon_backends.redis import _checks
+from anarchon_backends.redis import _checks, _connection
 from anarchon_backends.redis._address import address_of
-from anarchon_backends.redis._connection import CONNECTIONS
+from anarchon_backends.redis._connection import CONNECTIONS, Pool
 from anarchon_backends.redis_lease import RedisLeaseStore, _batches
 from anarchon_server.core.errors import (
     OutcomeUnknown,
@@ -29,7 +30,7 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.model import Failure, Outcome, OverlapPolicy
-from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
+from anarchon_server.core.store import Claim, ClaimOutcome, Completion, Doubt, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -111,10 +112,16 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def pool_of(store: Store) -> Pool:
+    """The connections of a store on one server."""
+    assert isinstance(store, RedisLeaseStore)
+    assert isinstance(store._server, Pool)
+    return store._server
+
+
 def all_ended(node: Node) -> bool:
     """Whether the node's event loop has seen the end of all its connections."""
-    assert isinstance(node.store, RedisLeaseStore)
-    idle = node.store._pool._idle
+    idle = pool_of(node.store)._idle
     return all(each._writer is None or each._writer.is_closing() for each in idle)
 
 
@@ -439,6 +446,133 @@ async def test_s27a_a_flushed_server_is_another_store(
         assert (await node.claim(SLOT)).outcome == "unregistered"
 
 
+async def test_s27a_a_server_that_was_restarted_may_be_another_store(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """What it lost cannot be told from outside, so that its start counts as a loss."""
+    server = start(kind, "--appendonly", "yes")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        before = (await node.beat_reply()).store_id
+        assert (await node.beat_reply()).store_id == before
+        server.kill()
+        await asyncio.to_thread(server.start)
+        ids: set[str] = set()
+        while len(ids) < 2:
+            with contextlib.suppress(StoreError):
+                ids |= {before, (await node.beat_reply()).store_id}
+        assert (await node.beat_reply()).store_id in ids - {before}, "and then it is that one"
+
+
+async def test_s27a_a_server_that_threw_keys_away_is_another_store(
+    kind: str, start: Callable[..., redis.Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody allows it after the start; evicted keys that could expire are none of ours."""
+    monkeypatch.setattr(_connection, "_LOOK_S", 0.0)
+    server = start(kind, "--maxmemory-policy", "volatile-lru")
+    async with cluster_on(server.url) as cluster:
+        node = await one_node(cluster)
+        before = (await node.beat_reply()).store_id
+
+        def evict() -> None:
+            for number in range(200):
+                server.send("SET", f"filler-{number}", "x" * 20_000, "EX", "1000")
+            server.send("CONFIG", "SET", "maxmemory", "3mb")
+            server.send("SET", "one-more", "x", "EX", "1000")
+            assert b"evicted_keys:0" not in server.send("INFO", "stats")
+            server.send("CONFIG", "SET", "maxmemory", "0")
+
+        evict()
+        assert (await node.beat_reply()).store_id == before
+        server.send("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+        evict()
+        after = (await node.beat_reply()).store_id
+        assert after != before
+        assert (await node.beat_reply()).store_id == after
+
+
+# Durability: R3, visible is not durable
+
+
+async def test_r3_a_claim_that_no_replica_has_is_unknown_until_one_has_it(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    """Also for whoever asks again, on a connection that has written nothing."""
+    quick = ("--repl-diskless-sync-delay", "0")
+    master = start(kind, *quick)
+    replica = start(kind, *quick, "--replicaof", f"127.0.0.1 {master.port}")
+    await until(lambda: b"master_link_status:up" in replica.send("INFO", "replication"))
+    await until(lambda: b"state=online" in master.send("INFO", "replication"))
+    assert replica.process is not None
+    async with cluster_on(f"{master.url}?durability=replicas:1") as cluster:
+        first, second = await cluster.node(op_timeout_ms=900), await cluster.node(op_timeout_ms=900)
+        for node in (first, second):
+            await node.register()
+        cluster.advance_to(SLOT)
+        claim = first.wish(SLOT)
+        assert await answer_to(first, claim) is ClaimOutcome.WON, "when the replica has caught up"
+        done = await first.win(SLOT, token=claim.token)
+        replica.process.send_signal(signal.SIGSTOP)
+        claim = first.wish(SLOT + 1, **FREE)
+        unknown = r"done, but not acknowledged by 1 replicas within 300 ms"
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown, match=unknown):
+                await first.ask(claim)
+        assert (await second.look(SLOT + 1)) is not None, "it is visible, and that proves nothing"
+        for node in (first, second):
+            with pytest.raises(OutcomeUnknown, match=unknown):
+                await node.complete(done)
+        assert (await first.renew(done)).outcome == "fenced", "what is renewed is not waited for"
+        replica.process.send_signal(signal.SIGCONT)
+        assert await answer_to(first, claim) is ClaimOutcome.WON
+        seen = await first.run(SLOT + 1)
+        assert seen is not None
+        assert (seen.run.token, seen.run.attempt) == (claim.token, 1)
+        assert (await second.complete(done)).outcome == "recorded"
+
+
+async def test_r3_too_few_replicas_at_the_start_are_a_doubt(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    _, doubts = await report_of(f"{server.url}?durability=replicas:2")
+    assert "it has 0 replicas, and durability=replicas:2" in doubts
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis8"])
+async def test_r3_a_claim_that_the_disk_does_not_have_is_unknown(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind, "--appendonly", "yes", "--appendfsync", "everysec")
+    url = f"{server.url}?durability=fsync"
+    verified, _ = await report_of(url)
+    assert "durability=fsync: a claim or a result counts when it has arrived there" in verified
+    async with cluster_on(url) as cluster:
+        node = await one_node(cluster)
+        assert (await node.claim(SLOT)).outcome == "won"
+        server.send("CONFIG", "SET", "appendonly", "no")
+        claim = node.wish(SLOT + 1, **FREE)
+        with pytest.raises(OutcomeUnknown, match="not acknowledged by disk within"):
+            await node.ask(claim)
+        server.send("CONFIG", "SET", "appendonly", "yes")
+        await until(lambda: b"aof_rewrite_in_progress:0" in server.send("INFO", "persistence"))
+        assert (await node.ask(claim)).outcome == "won"
+    server.send("CONFIG", "SET", "appendonly", "no")
+    with pytest.raises(StoreRefused, match=r"durability=fsync asks for: .*appendonly"):
+        await report_of(url)
+
+
+async def test_r3_a_server_that_cannot_tell_what_its_disk_has_is_refused(
+    start: Callable[..., redis.Server],
+) -> None:
+    """Redis before 7.2."""
+    server = start("redis", "--appendonly", "yes")
+    if b"redis_version:7.0." not in server.send("INFO", "server"):
+        pytest.skip("this Redis knows WAITAOF")
+    with pytest.raises(StoreRefused, match=r"unknown command.* needs Redis 7\.2 or Valkey 7\.2"):
+        await report_of(f"{server.url}?durability=fsync")
+
+
 class Watched:
     """A master, its replica, and a Sentinel that promotes the one when the other is gone."""
 
@@ -471,9 +605,8 @@ def watched(kind: str, start: Callable[..., redis.Server]) -> Iterator[Watched]:
     made.sentinel.stop()
 
 
-async def winner_of(node: Node, slot: int) -> ClaimOutcome:
+async def answer_to(node: Node, claim: Claim) -> ClaimOutcome:
     """Asks until it is answered."""
-    claim = node.wish(slot, **FREE)
     while True:
         try:
             return (await node.ask(claim)).outcome
@@ -492,6 +625,7 @@ async def test_s27_a_fail_over_that_a_sentinel_makes_is_followed(
         await node.register()
         cluster.advance_to(SLOT)
         await node.complete(await node.win(SLOT))
+        before = (await node.beat_reply()).store_id
         watched.master.send("WAIT", "1", "1000")
         offsets = re.compile(rb"master_repl_offset:(\d+)")
         await until(
@@ -502,9 +636,10 @@ async def test_s27_a_fail_over_that_a_sentinel_makes_is_followed(
         )
         assert watched.master.process is not None
         watched.master.process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-        assert await winner_of(node, SLOT + 1) is ClaimOutcome.WON
+        assert await answer_to(node, node.wish(SLOT + 1, **FREE)) is ClaimOutcome.WON
         assert [seen.run.state for seen in await node.history()] == ["claimed", "success"]
         assert b"role:master" in watched.replica.send("INFO", "replication")
+        assert (await node.beat_reply()).store_id != before, "S27a"
 
 
 async def test_a_master_that_no_sentinel_knows(watched: Watched) -> None:
@@ -524,7 +659,7 @@ async def report_of(url: str, *, timeout_ms: int = 2_000) -> tuple[str, str]:
         report = await store.open()
     finally:
         await store.close()
-    return " ".join(report.verified), " ".join(report.doubts)
+    return " ".join(report.verified), " ".join(Doubt.of(doubt).in_full for doubt in report.doubts)
 
 
 async def test_a_server_that_keeps_everything_leaves_no_doubt(
@@ -591,11 +726,11 @@ async def test_a_replica_and_its_master(kind: str, start: Callable[..., redis.Se
     assert "min-replicas-to-write is 1" in doubts
 
 
-async def test_a_node_of_a_cluster_is_refused(
+async def test_a_node_of_a_cluster_alone_is_refused_with_what_to_add(
     kind: str, start: Callable[..., redis.Server]
 ) -> None:
     server = start(kind, "--cluster-enabled", "yes", "--cluster-port", str(redis.free_port()))
-    with pytest.raises(StoreRefused, match="node of a Redis Cluster"):
+    with pytest.raises(StoreRefused, match="node of a cluster: add cluster=true to the URL"):
         await report_of(server.url)
 
 
@@ -608,7 +743,7 @@ async def test_a_node_of_a_cluster_is_refused(
 )
 def test_a_server_that_is_too_old_is_refused(info: dict[str, str]) -> None:
     with pytest.raises(StoreRefused, match="or newer is needed"):
-        _checks._check_server(info, _checks.Findings())
+        _checks.check_server(info, _checks.Findings(), cluster=False)
 
 
 async def test_an_unknown_layout_is_refused_with_what_to_do(kind: str) -> None:
@@ -616,13 +751,13 @@ async def test_an_unknown_layout_is_refused_with_what_to_do(kind: str) -> None:
     options = OpenOptions("from-the-future", FakeClock())
     store = RedisLeaseStore(address_of(url), options)
     await store.open()
-    await store._pool.ask(["HSET", "anarchon:{15:from-the-future}", "schema", "7"])
+    await pool_of(store).ask(["HSET", "anarchon:{15:from-the-future}", "schema", "7"])
     other = RedisLeaseStore(address_of(url), options)
-    with pytest.raises(StoreRefused, match=r"layout '7'.*knows 1: run the version"):
+    with pytest.raises(StoreRefused, match=r"layout '7'.*knows 2: run the version"):
         await other.open()
     with pytest.raises(StoreUnavailable, match="ANARCHONSCHEMA 7"):
         await store.claim([])
-    await store._pool.ask(["DEL", "anarchon:{15:from-the-future}"])
+    await pool_of(store).ask(["DEL", "anarchon:{15:from-the-future}"])
     await store.close()
 
 
@@ -678,10 +813,11 @@ async def test_the_least_privileges_of_the_page_are_enough(
         store = make()
         report = await store.open()
         assert any("could not be read" in doubt for doubt in report.doubts)
+        assert any("evicted_keys cannot be watched" in doubt for doubt in report.doubts)
         assert "a-secret" not in repr(report)
-        clock = FakeClock()
+        clock = store._options.clock
+        assert isinstance(clock, FakeClock)
         cluster = Cluster(None, clock)  # type: ignore[arg-type]
-        store._clock = clock
         node = Node(cluster, store, "host:1", "inc-1")
         await node.register()
         cluster.advance_to(SLOT)
@@ -752,7 +888,7 @@ async def test_a_database_that_the_server_does_not_have_is_refused(kind: str) ->
 def test_a_sentinel_is_refused() -> None:
     info = {"redis_version": "7.0.15", "redis_mode": "sentinel"}
     with pytest.raises(StoreRefused, match=r"is a Sentinel.*\?sentinel=name"):
-        _checks._check_server(info, _checks.Findings())
+        _checks.check_server(info, _checks.Findings(), cluster=False)
 
 
 async def test_the_password_comes_from_the_url_a_file_or_the_environment(
@@ -832,9 +968,13 @@ async def test_tls_to_a_server_that_is_known_and_to_no_other(
         ("redis://u:s3cret@h/0?password_file=/x", "use one of them"),
         ("redis://u:s3cret@h:x/0", "cannot be read"),
         ("redis://h/0?strategy=magic", "strategy is 'magic': use one of: lease"),
-        ("valkey://h?strategy=idmp", "strategy is 'idmp', which is not there yet"),
-        ("redis://h?strategy=script", "not there yet"),
-        ("redis://h?strategy=stream-id", "not there yet"),
+        ("redis://a,b/1?cluster=true", "a cluster has the database 0 alone"),
+        ("redis://a,b/?cluster=yes", "cluster is 'yes': it is 'true' or 'false'"),
+        ("redis://a,b/?cluster=false", "names no single host"),
+        ("redis://a,b/?cluster=true&sentinel=m", "both cluster and sentinel"),
+        ("redis://a/?durability=replicas", "durability is 'replicas': it is 'replicas:1'"),
+        ("redis://a/?durability=replicas:0", "it is 'replicas:1' to 'replicas:9'"),
+        ("redis://a/?durability=always", "or 'fsync'"),
     ],
 )
 def test_a_url_that_is_wrong_is_refused_with_what_is_right(url: str, said: str) -> None:
@@ -854,6 +994,7 @@ def test_a_url_that_is_wrong_is_refused_with_what_is_right(url: str, said: str) 
             "redis://u:p@a,b:7,[::1]/1?sentinel=m",
             "redis://a:26379,b:7,[::1]:26379/1, the master 'm'",
         ),
+        ("redis://u:p@a,b:7/?cluster=true", "redis://a:6379,b:7/0, a cluster"),
     ],
 )
 def test_a_url_names_a_server(url: str, location: str) -> None:
@@ -862,7 +1003,7 @@ def test_a_url_names_a_server(url: str, location: str) -> None:
     assert store.capabilities.backend == "redis:lease"
     assert not store.capabilities.boot_leases
     assert address_of(url).location == location
-    assert "p" not in repr(address_of("redis://:p@h")).replace("port", "").split("host=")[0]
+    assert "s3cret" not in repr(address_of("redis://:s3cret@h"))
 
 
 def test_a_missing_driver_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -945,24 +1086,35 @@ async def test_s11_a_call_of_which_a_part_was_done_is_unknown(
         cluster.advance_to(SLOT + PERIOD)
         store = node.store
         assert isinstance(store, RedisLeaseStore)
-        run = store._pool.run
+        run = store._server.run_each
         calls = 0
 
-        async def then_demoted(*given: Any) -> bytes:
+        async def then_demoted(*given: Any, **more: Any) -> Any:
             nonlocal calls
             calls += 1
-            said = await run(*given)
+            said = await run(*given, **more)
             if calls == 1:
                 server.send("REPLICAOF", "127.0.0.1", "1")
             return said
 
-        store._pool.run = then_demoted  # type: ignore[assignment, method-assign]
+        store._server.run_each = then_demoted  # type: ignore[method-assign]
         wishes = [node.wish(SLOT + PERIOD, job=name) for name in names]
-        with pytest.raises(OutcomeUnknown, match="a part of the call was done before"):
-            await store.claim(wishes)
+        reply = await store.claim(wishes)
+        outcomes = [answer.outcome for answer in reply.answers]
+        assert outcomes == ["won"] * 250 + ["unknown"] * 50
+        assert set(reply.fences) == set(names[:250])
         server.send("REPLICAOF", "NO", "ONE")
         reply = await store.claim(wishes)
         assert {answer.outcome for answer in reply.answers} == {"won"}
+        calls = 0
+        results = [
+            Completion(claim.job, claim.slot, claim.token, Outcome("done")) for claim in wishes
+        ]
+        with pytest.raises(OutcomeUnknown, match="a part of the call was done before"):
+            await store.complete(results)
+        server.send("REPLICAOF", "NO", "ONE")
+        told = await store.complete(results)
+        assert {answer.outcome for answer in told.answers} == {"recorded"}
 
 
 def test_a_batch_of_much_text_goes_in_small_calls() -> None:
@@ -1017,10 +1169,10 @@ async def test_a_record_that_somebody_spoilt_spoils_no_other(kind: str, how: str
         spoilt, good = await first.win(SLOT), await first.win(SLOT, job="other")
         store = first.store
         assert isinstance(store, RedisLeaseStore)
-        key = f"{store._key('job')}:{SLOT}"
+        key = f"{store._calls.key_of('job')}:{SLOT}"
         if how == "kind":
-            await store._pool.ask(["DEL", key])
-        await store._pool.ask([key if word == "KEY" else word for word in BROKEN[how]])
+            await pool_of(store).ask(["DEL", key])
+        await pool_of(store).ask([key if word == "KEY" else word for word in BROKEN[how]])
         beat = await first.beat(
             renewals=(first.renewal(spoilt), first.renewal(good)),
             looks=(("job", SLOT), ("other", SLOT)),
@@ -1046,13 +1198,15 @@ async def test_an_instance_or_definition_that_somebody_spoilt_is_said(kind: str)
         node = await one_node(cluster)
         store = node.store
         assert isinstance(store, RedisLeaseStore)
-        await store._pool.ask(["HSET", f"{store._namespace}:instances", "odd", "{nonsense"])
+        await pool_of(store).ask(
+            ["HSET", f"{store._calls.namespace}:instances", "odd", "{nonsense"]
+        )
         assert (await node.beat()).known
         with pytest.raises(StoreUnavailable, match="'odd' in the store is not as Anarchon writes"):
             await store.instances()
-        await store._pool.ask(["HDEL", f"{store._namespace}:instances", "odd"])
-        definitions = f"{store._key('job')}:definitions"
-        await store._pool.ask(
+        await pool_of(store).ask(["HDEL", f"{store._calls.namespace}:instances", "odd"])
+        definitions = f"{store._calls.key_of('job')}:definitions"
+        await pool_of(store).ask(
             ["HSET", definitions, definition().definition_id, json.dumps({"spec": "{}"})]
         )
         with pytest.raises(StoreUnavailable, match="the definition of 'job'"):
@@ -1066,7 +1220,7 @@ async def test_a_job_that_somebody_spoilt_is_said_when_it_is_registered(kind: st
         node = await one_node(cluster)
         store = node.store
         assert isinstance(store, RedisLeaseStore)
-        await store._pool.ask(["HSET", store._key("job"), "floor", "deep"])
+        await pool_of(store).ask(["HSET", store._calls.key_of("job"), "floor", "deep"])
         with pytest.raises(OutcomeUnknown, match=r"job.*not as Anarchon writes it"):
             await node.register(definition(), definition("other"))
         cluster.advance_to(SLOT + PERIOD)

@@ -58,31 +58,17 @@ local function oldest_takeable_first(a, b)
 end
 
 local answer = {}
-local offset = 1
+local others = 0
 for _, part in ipairs({ { 'renewals', renew }, { 'looks', look }, { 'sweep', sweep } }) do
-  answer[part[1]] = answers_of(batch[part[1]], offset, part[2])
-  offset = offset + #batch[part[1]]
+  answer[part[1]] = answers_of(batch[part[1]], part[2], others)
+  others = others + #batch[part[1]]
 end
 table.sort(found, oldest_takeable_first)
 answer.unfinished = {}
 for i = 1, math.min(#found, batch.sweep_limit) do
   answer.unfinished[i] = shown(found[i])
 end
-
 if batch.instance then
-  local ours = batch.instance.incarnation
-  local before = instances()[ours]
-  answer.known = before ~= nil and before.registered == true
-  answer.twins = {}
-  for incarnation, other in pairs(instances()) do
-    if other.label == batch.instance.label and incarnation ~= ours and is_live(other) then
-      answer.twins[#answer.twins + 1] = incarnation
-    end
-  end
-  if batch.leaving then
-    forget_instance(ours, NOW)
-  else
-    put_instance(batch.instance, false)
-  end
+  answer.known, answer.twins = say_alive(batch.instance, batch.leaving)
 end
 return reply(answer)

@@ -151,7 +151,7 @@ local function judge(claim, key, job)
 end
 
 return reply({
-  answers = answers_of(batch.items, 1, function(claim, key)
+  answers = answers_of(batch.items, function(claim, key)
     local job = load_job(key, claim.schedule_id)
     local answer = judge(claim, key, job)
     answer.fence = text(job.fence)

@@ -64,7 +64,7 @@ local function repeat_or_late(run, key, outcome)
 end
 
 return reply({
-  answers = answers_of(batch.items, 1, function(completion, key)
+  answers = answers_of(batch.items, function(completion, key)
     local run = load_run(key, completion.job, completion.slot)
     if not run or run.attempt == 0 then
       return { outcome = 'unknown_token', run = shown(run) }

@@ -1,7 +1,7 @@
 -- Tries every command that the other scripts use, before anything depends on one: a command that
 -- is not permitted would otherwise stop a script after its first write.
 
-local probe = NS .. ':probe'
+local probe = KEYS[1] .. ':probe'
 redis.call('TIME')
 redis.call('HSET', probe, 'a', '1', 'b', '2')
 redis.call('HMGET', probe, 'a', 'b')
@@ -16,12 +16,13 @@ redis.call('ZADD', probe, 1, 'a')
 redis.call('ZRANGE', probe, 0, -1)
 redis.call('ZREVRANGE', probe, 0, 0)
 redis.call('ZRANGEBYSCORE', probe, '-inf', '+inf', 'LIMIT', 0, 1)
+redis.call('ZRANGEBYLEX', probe, '-', '+', 'LIMIT', 0, 1)
 redis.call('ZREM', probe, 'a')
 redis.call('DEL', probe)
 redis.call('SADD', probe, 'a')
 redis.call('SMEMBERS', probe)
 redis.call('SREM', probe, 'a')
 redis.call('DEL', probe)
-local published = redis.pcall('PUBLISH', NS .. ':news', '')
+local published = redis.pcall('PUBLISH', batch.channel, '')
 local exact = text(1791633610123456) == '1791633610123456'
 return reply({ publishes = type(published) == 'number', exact = exact })

@@ -1,4 +1,4 @@
--- Old final runs, and definitions and instances long gone (S2, S28, S30).
+-- Old final runs, and definitions long gone (S2, S28, S30). At most `batch.room` runs go in all.
 
 local function definitions_of(key)
   local all = read(key .. ':definitions', 'HGETALL', key .. ':definitions')
@@ -109,7 +109,9 @@ local function delete_runs(key, name, slots)
   for _, slot in ipairs(slots) do
     redis.call('DEL', key .. ':' .. slot)
     redis.call('ZREM', key .. ':runs', slot)
-    redis.call('ZREM', NS .. ':runs', slot .. ' ' .. name)
+    if NS then
+      redis.call('ZREM', NS .. ':runs', slot .. ' ' .. name)
+    end
   end
 end
 
@@ -118,7 +120,9 @@ local function forget_job(key, name)
   redis.call('HDEL', key, 'definition_id', 'schedule_id', 'definition_at')
   drop_schedules(key, {})
   redis.call('DEL', key .. ':definitions', key .. ':holds')
-  redis.call('ZREM', NS .. ':jobs', name)
+  if NS then
+    redis.call('ZREM', NS .. ':jobs', name)
+  end
 end
 
 local function prune_job(key, name, room)
@@ -130,27 +134,21 @@ local function prune_job(key, name, room)
     redis.call('HSET', key, 'floor', text(math.max(job.floor, tonumber(slots[#slots]))))
     delete_runs(key, name, slots)
   end
-  if unused and redis.call('EXISTS', key .. ':runs') == 0 then
+  local forgotten = unused and redis.call('EXISTS', key .. ':runs') == 0
+  if forgotten then
     forget_job(key, name)
   end
-  return #slots
+  return { gone = #slots, forgotten = forgotten }
 end
 
-local forgotten = {}
-for incarnation, instance in pairs(instances()) do
-  if NOW - instance.seen_at > instance.lease_ms + LOST_SHOWN then
-    forgotten[incarnation] = instance.seen_at
-  end
-end
-for incarnation, seen_at in pairs(forgotten) do
-  forget_instance(incarnation, seen_at)
-end
-local gone, done = 0, 0
-for i, name in ipairs(batch.jobs) do
-  if gone >= batch.room then
-    break
-  end
-  gone = gone + (unless_broken(prune_job, KEYS[1 + i], name, batch.room - gone) or 0)
-  done = i
-end
-return reply({ gone = gone, done = done })
+local gone = 0
+return reply({
+  answers = answers_of(batch.items, function(item, key)
+    if gone >= batch.room then
+      return { gone = 0, unvisited = true }
+    end
+    local pruned = unless_broken(prune_job, key, item.job, batch.room - gone) or { gone = 0 }
+    gone = gone + pruned.gone
+    return pruned
+  end),
+})

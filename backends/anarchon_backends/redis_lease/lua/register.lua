@@ -1,18 +1,10 @@
--- All that an instance holds now (S28, `machine.judge_registration`).
+-- What an instance holds of jobs now (S28, `machine.judge_registration`), between the steps in
+-- `enrol.lua` and `enrolled.lua`. Each batch has all that it holds of its jobs.
 --
--- A long registration comes in several batches, each with all definitions of its jobs. `own_live`
--- is what the first found: whether the instance was live before. The last says which jobs there
--- were in all (`all_jobs`); what the instance held besides goes.
+-- `batch.live` says which instances lived at the first step. One that came to life or was lost since
+-- then is taken as it was: as if this registration had been done then, whole.
 
-local incarnation = batch.instance.incarnation
-local before = instances()[incarnation]
-local own_live = batch.own_live
-if own_live == nil then
-  own_live = before ~= nil and is_live(before)
-end
-if before and not own_live then
-  before.seen_at = NOW - before.lease_ms - 1
-end
+local incarnation = batch.incarnation
 
 -- By key, what one registration knows of a job: what live instances held before it, what this one
 -- holds from now on, and its current definition.
@@ -36,8 +28,8 @@ local function judge(wanted, key)
   end
   if not is_known then
     job.definition_id, job.definition_at = wanted.definition_id, NOW
-    redis.call('HSET', key, 'definition_id', wanted.definition_id, 'schedule_id',
-      wanted.schedule_id, 'definition_at', text(NOW))
+    redis.call('HSET', key, 'schema', SCHEMA, 'definition_id', wanted.definition_id,
+      'schedule_id', wanted.schedule_id, 'definition_at', text(NOW))
   end
   if wanted.schedule_id ~= '' and not (job.settled and job.since and in_use) then
     job.since, job.settled = NOW, NOW
@@ -47,21 +39,17 @@ local function judge(wanted, key)
   redis.call('HSET', key .. ':definitions', wanted.definition_id, wanted.kept,
     wanted.definition_id .. ':held_at', text(NOW))
   of_job.definition_id, of_job.definition_at = job.definition_id, job.definition_at
-  of_job.job = wanted.job
   table.insert(of_job.own, { wanted.definition_id, wanted.schedule_id })
   return { since = job.since, settled = text(job.settled), fence = text(job.fence) }
 end
 
--- Writes what the instance holds of the job now, where it differs from before.
+-- Writes what the instance holds of the job now.
 local function hold(key, of_job)
-  local own = cjson.encode(of_job.own)
-  if own == of_job.own_before then
-    return
+  local before = of_job.own_before and cjson.encode(hold_of(of_job.own_before).held)
+  if before ~= cjson.encode(of_job.own) then
+    let_go_of(key, incarnation, NOW)
   end
-  let_go_of(key, incarnation, NOW)
-  redis.call('HSET', key .. ':holds', incarnation, own)
-  redis.call('SADD', NS .. ':jobs-of:' .. incarnation, of_job.job)
-  redis.call('ZADD', NS .. ':jobs', 0, of_job.job)
+  redis.call('HSET', key .. ':holds', incarnation, cjson.encode({ at = NOW, held = of_job.own }))
 end
 
 local function live_after(of_job)
@@ -77,14 +65,14 @@ local function live_after(of_job)
   return live
 end
 
-local answers = answers_of(batch.items, 1, judge)
+local answers = answers_of(batch.items, judge)
 for key, of_job in pairs(known) do
-  if of_job.job then
+  if #of_job.own > 0 then
     hold(key, of_job)
   end
 end
 for i, wanted in ipairs(batch.items) do
-  local answer, of_job = answers[i], known[KEYS[1 + i]]
+  local answer, of_job = answers[i], known[KEYS[BEFORE + i]]
   if not answer.broken then
     answer.current = of_job.definition_id == wanted.definition_id
     answer.since = text(answer.since or of_job.definition_at)
@@ -92,17 +80,4 @@ for i, wanted in ipairs(batch.items) do
   end
 end
 
-if batch.all_jobs then
-  local stays = {}
-  for _, job in ipairs(batch.all_jobs) do
-    stays[job] = true
-  end
-  for _, job in ipairs(redis.call('SMEMBERS', NS .. ':jobs-of:' .. incarnation)) do
-    if not stays[job] then
-      let_go_of(key_of(job), incarnation, NOW)
-      redis.call('SREM', NS .. ':jobs-of:' .. incarnation, job)
-    end
-  end
-end
-put_instance(batch.instance, batch.all_jobs ~= nil)
-return reply({ own_live = own_live, answers = answers })
+return reply({ answers = answers })

@@ -1,7 +1,7 @@
 -- The early end of leases (S17, S19, S23 to S25, `machine.judge_release`).
 
 return reply({
-  answers = answers_of(batch.items, 1, function(release, key)
+  answers = answers_of(batch.items, function(release, key)
     local run = load_run(key, release.job, release.slot)
     if not run or run.attempt == 0 then
       return { outcome = 'unknown_token', run = shown(run) }

@@ -1,12 +1,18 @@
 -- The life of a run, as the module `machine` says it, for the scripts that stand after this text.
 --
 -- In front of it stand the constants (`_scripts.py`): FIELDS, KIND, SCHEMA and the limits.
--- KEYS[1] is the namespace's key, KEYS[2] and so on those of the jobs, one an item of the batch.
 -- ARGV[1] is the batch as JSON. Every number is whole milliseconds, but for NOW_US and fences:
 -- these have 16 digits, of which `..`, `tostring` and cjson would keep 14 (see `text`).
+--
+-- KEYS[1] is the namespace's key, KEYS[2] and so on those of the jobs, one an item of the batch.
+-- In a cluster the namespace's keys are on a node of their own, and so are those of each job: then
+-- (`batch.apart`) KEYS are those of one job alone, once an item, and NS is nil. Whatever a claim
+-- depends on is in its job's keys. What the namespace keeps (instances, lists of jobs and runs,
+-- how often runs were freed) is for people, for wake-ups, and for who is alive.
 
 local batch = cjson.decode(ARGV[1])
-local NS = KEYS[1]
+local NS = not batch.apart and KEYS[1] or nil
+local BEFORE = NS and 1 or 0 -- the keys that stand before the items'
 
 -- The store's time (S1). A simulated one comes with the batch, from tests alone.
 local function time_us()
@@ -61,17 +67,25 @@ local function read(key, ...)
   return reply
 end
 
-local function key_of(job)
-  return string.sub(NS, 1, -2) .. ':' .. job .. '}'
+-- The layout ------------------------------------------------------------------------------
+
+local meta = {}
+if NS then
+  -- The namespace, made when it is first asked for.
+  meta = redis.call('HMGET', NS, 'schema', 'store_id')
+  if not meta[1] then
+    redis.call('HSET', NS, 'schema', SCHEMA, 'store_id', batch.store_id)
+    meta = { SCHEMA, batch.store_id }
+  end
+else
+  meta[1] = redis.call('HGET', KEYS[1], 'schema') or SCHEMA
+  -- While a cluster moves a slot, key by key, a node refuses what asks for a key that is not there
+  -- (any more). Here it does so before the first write, so that nothing is done by half.
+  for _, part in ipairs({ ':runs', ':open', ':definitions', ':holds' }) do
+    redis.call('EXISTS', KEYS[1] .. part)
+  end
 end
-
--- The namespace, made when it is first asked for --------------------------------------------
-
-local meta = redis.call('HMGET', NS, 'schema', 'store_id')
-if not meta[1] then
-  redis.call('HSET', NS, 'schema', SCHEMA, 'store_id', batch.store_id)
-  meta = { SCHEMA, batch.store_id }
-elseif meta[1] ~= SCHEMA then
+if meta[1] ~= SCHEMA then
   return redis.error_reply('ANARCHONSCHEMA ' .. meta[1])
 end
 
@@ -210,7 +224,9 @@ local function save_run(job_key, run)
   end
   if run.new then
     redis.call('ZADD', job_key .. ':runs', slot, slot)
-    redis.call('ZADD', NS .. ':runs', slot, slot .. ' ' .. run.job)
+    if NS then
+      redis.call('ZADD', NS .. ':runs', slot, slot .. ' ' .. run.job)
+    end
   end
   if FINAL[run.state] then
     if not run.new then
@@ -374,21 +390,50 @@ local function put_instance(given, registered)
   instances()[given.incarnation] = instance
 end
 
+-- A heartbeat's last word: whether the instance is known, and who else has its label (S32).
+local function say_alive(given, leaving)
+  local before, twins = instances()[given.incarnation], {}
+  for incarnation, other in pairs(instances()) do
+    if other.label == given.label and incarnation ~= given.incarnation and is_live(other) then
+      twins[#twins + 1] = incarnation
+    end
+  end
+  if not leaving then
+    put_instance(given, false)
+  end
+  return before ~= nil and before.registered == true, twins
+end
+
+-- Which instances live is asked of the namespace first, and comes with the batch.
+local LIVE = {}
+for _, incarnation in ipairs(batch.live or {}) do
+  LIVE[incarnation] = true
+end
+
+-- What an instance holds, as it is stored: `held`, pairs of a definition and its schedule, and when
+-- it said so last (`at`).
+local function hold_of(stored)
+  local fine, hold = pcall(cjson.decode, stored)
+  if fine and type(hold) == 'table' and type(hold.held) == 'table' and type(hold.at) == 'number' then
+    return hold
+  end
+  return { held = {}, at = 0 }
+end
+
 -- What live instances hold of a job: a list of {definition_id, schedule_id, by = incarnation}; the
 -- definitions that anybody holds; and, as it is stored, what `own` holds.
 local function holds(key, own)
   local live, ever, stored = {}, {}, nil
   local all = read(key .. ':holds', 'HGETALL', key .. ':holds')
   for i = 1, #all, 2 do
-    local incarnation, instance = all[i], instances()[all[i]]
-    local fine, held = pcall(cjson.decode, all[i + 1])
+    local incarnation = all[i]
     if incarnation == own then
       stored = all[i + 1]
     end
-    for _, hold in ipairs(fine and type(held) == 'table' and held or {}) do
-      ever[hold[1]] = true
-      if instance and is_live(instance) then
-        live[#live + 1] = { hold[1], hold[2], by = incarnation }
+    for _, pair in ipairs(hold_of(all[i + 1]).held) do
+      ever[pair[1]] = true
+      if LIVE[incarnation] then
+        live[#live + 1] = { pair[1], pair[2], by = incarnation }
       end
     end
   end
@@ -405,13 +450,15 @@ local function differ(live)
 end
 
 -- Notes on each definition of one job that the instance held it until `at`, and drops its hold.
-local function let_go_of(key, incarnation, at)
-  local held = redis.call('HGET', key .. ':holds', incarnation)
-  if not held then
+-- One that it renewed after `until` stays: the instance has come back meanwhile.
+local function let_go_of(key, incarnation, at, until_)
+  local stored = redis.call('HGET', key .. ':holds', incarnation)
+  local hold = stored and hold_of(stored)
+  if not hold or (until_ and hold.at > until_) then
     return
   end
-  for _, hold in ipairs(cjson.decode(held)) do
-    local field = hold[1] .. ':held_at'
+  for _, pair in ipairs(hold.held) do
+    local field = pair[1] .. ':held_at'
     local before = redis.call('HGET', key .. ':definitions', field)
     if before and tonumber(before) < at then
       redis.call('HSET', key .. ':definitions', field, text(at))
@@ -420,15 +467,11 @@ local function let_go_of(key, incarnation, at)
   redis.call('HDEL', key .. ':holds', incarnation)
 end
 
--- Deletes the instance with all that it holds.
-local function forget_instance(incarnation, at)
-  local jobs = NS .. ':jobs-of:' .. incarnation
-  for _, job in ipairs(redis.call('SMEMBERS', jobs)) do
-    let_go_of(key_of(job), incarnation, at)
+-- One command for every hundred of many members.
+local function for_all(members, act)
+  for first = 1, #members, 100 do
+    act(unpack(members, first, math.min(first + 99, #members)))
   end
-  redis.call('DEL', jobs)
-  redis.call('HDEL', NS .. ':instances', incarnation)
-  instances()[incarnation] = nil
 end
 
 -- Answers -----------------------------------------------------------------------------------
@@ -445,11 +488,11 @@ local function unless_broken(act, ...)
   return nil, answer.broken
 end
 
--- The answers of `judge(item, key)` in the batch's order; `offset` keys stand before the items'.
-local function answers_of(items, offset, judge)
+-- The answers of `judge(item, key)` in the batch's order; `others` have keys before the items'.
+local function answers_of(items, judge, others)
   local answers = {}
   for i, item in ipairs(items) do
-    local key = KEYS[offset + i]
+    local key = KEYS[BEFORE + (others or 0) + i]
     local answer, why = unless_broken(judge, item, key)
     answer = answer or { outcome = 'broken', broken = why }
     answer.fence = answer.fence or fence_of(key)
@@ -460,10 +503,16 @@ end
 
 -- Wakes whoever watches, where a run was freed; nothing depends on it (S19).
 local function reply(fields)
-  if freed_runs > 0 then
+  if freed_runs > 0 and NS then
     local times = redis.call('HINCRBY', NS, 'freed', 1)
     redis.pcall('PUBLISH', NS .. ':news', times)
   end
+  if batch.durable and #KEYS > BEFORE then
+    -- A repeated call may have nothing to write, and waiting for replicas or the disk means this
+    -- connection's last write. With this one, all that stood in the server before is waited for.
+    redis.call('HSET', KEYS[#KEYS], 'asked_at', text(NOW))
+  end
+  fields.freed = freed_runs
   fields.now_us, fields.store_id = text(NOW_US), meta[2]
   return cjson.encode(fields)
 end

@@ -34,7 +34,7 @@ local function record_all(plan, key, lost)
 end
 
 return reply({
-  answers = answers_of(batch.items, 1, function(plan, key)
+  answers = answers_of(batch.items, function(plan, key)
     local job = load_job(key, plan.schedule_id)
     if not job.settled or plan.settled ~= job.settled then
       return { outcome = 'stale', settled = text(job.settled) }

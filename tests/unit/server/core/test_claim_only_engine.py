@@ -239,6 +239,18 @@ def test_s21_a_handler_that_ignores_its_timeout_has_failed_and_keeps_its_place()
     assert world.slots() == [SLOT], "its place is taken until it reports"
 
 
+def test_s21_what_outlived_its_timeout_is_that_though_its_session_was_just_lost() -> None:
+    """Nobody offers the job any more that says so."""
+    world, sidecar, client = running(every(timeout_ms=17_000))
+    token = client.only().token
+    world.jump(30_000)
+    sidecar.feed(Suspended(30_000))
+    assert sidecar.logged("session_lost")
+    client.complete(token, result="late", elapsed_ms=30_000)
+    sidecar.answer(Method.COMPLETE)  # before the heartbeat that says so
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
 # --- Clients and sidecars that go --------------------------------------------------------
 
 

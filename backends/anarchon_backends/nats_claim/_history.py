@@ -1,0 +1,179 @@
+"""Claims, and the runs that they make: who won a slot, and what has become of it.
+
+Imports the shared JetStream and records, the rules, the port and the standard library. A claim is
+written once and never changed. A run's row is written after it, and by revision from then on; where
+it is missing the claim says what it would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from itertools import count
+
+from anarchon_backends.nats.jetstream import JetStream
+from anarchon_backends.nats.records import decode, encode, plain, record_of
+from anarchon_backends.nats_claim._batch import together
+from anarchon_backends.nats_claim._subjects import Subjects
+from anarchon_server.core import claim_only, model
+from anarchon_server.core import store as port
+from anarchon_server.core.machine import Moment, TokenVerdict
+
+_PAUSE_S = 0.005
+_READ_AT_ONCE = 200
+
+
+class History:
+    """The claims and runs of one namespace."""
+
+    def __init__(self, jetstream: JetStream, subjects: Subjects) -> None:
+        self._jetstream = jetstream
+        self._subjects = subjects
+
+    async def make_claim(self, run: model.Run, until: float) -> bool:
+        """Claims the slot of `run` with its token: the atomic step. False: it has a claim."""
+        subjects = self._subjects
+        revision = await self._jetstream.publish(
+            subjects.claim(run.job, run.slot),
+            _row_of(run),
+            stream=subjects.claims,
+            expected=0,
+            until=until,
+        )
+        return revision is not None
+
+    async def claimed(self, job: str, slot: int, until: float) -> model.Run | None:
+        """The run as its claim made it. None: nobody has claimed the slot."""
+        subject = self._subjects.claim(job, slot)
+        entry = await self._jetstream.last(self._subjects.claims, subject, until)
+        return _run_of(job, slot, entry.payload) if entry else None
+
+    async def begin(self, run: model.Run, until: float) -> None:
+        """Writes the row of a run just claimed, unless there is one."""
+        await self._write(run, 0, until)
+
+    async def present(self, run: model.Run, until: float) -> model.Run:
+        """What has become of a claimed run."""
+        row, _ = await self._row(run.job, run.slot, until)
+        if row is None:
+            await self.begin(run, until)
+        return row or run
+
+    async def decide(
+        self, job: str, slot: int, judge: Callable[[model.Run | None], TokenVerdict], until: float
+    ) -> port.TokenAnswer:
+        """Has the run judged, and writes what that changes; again if somebody else wrote it."""
+        async for _ in tries():
+            run, revision = await self._row(job, slot, until)
+            if run is None:
+                run = await self.claimed(job, slot, until)
+            verdict = judge(run)
+            if verdict.saved is None or await self._write(verdict.saved.run, revision, until):
+                return verdict.answer
+        raise AssertionError("tries never end")
+
+    async def run(self, job: str, slot: int, until: float) -> model.Run | None:
+        """The row of a run. None: there is none."""
+        run, _ = await self._row(job, slot, until)
+        return run
+
+    async def runs(self, places: Sequence[tuple[int, str]], until: float) -> list[model.Run | None]:
+        """The rows at (slot, job)."""
+        return await together(self.run(job, slot, until) for slot, job in places)
+
+    async def places(self, until: float, job: str = "*") -> list[tuple[int, str]]:
+        """Where there are rows, as (slot, job) in this order."""
+        found = await self._jetstream.subjects(
+            self._subjects.history, self._subjects.run(job), until
+        )
+        return sorted(self._subjects.run_of(subject) for subject in found)
+
+    async def prune(
+        self, policy: port.PrunePolicy, now: Moment, until: float
+    ) -> tuple[int, Collection[str]]:
+        """Removes a batch of old runs; how many went, and the jobs that may have others."""
+        by_job: dict[str, list[int]] = {}
+        for slot, job in await self.places(until):
+            by_job.setdefault(job, []).append(slot)
+        old: list[model.Run] = []
+        for job, slots in by_job.items():
+            if len(old) >= policy.batch:
+                break
+            old += (await self._old(job, slots, policy, now, until))[: policy.batch - len(old)]
+        await together(
+            (
+                self._jetstream.purge(
+                    self._subjects.history, self._subjects.run(run.job, run.slot), until
+                )
+                for run in old
+            ),
+            writes=True,
+        )
+        return len(old), by_job.keys()
+
+    async def _old(
+        self, job: str, slots: list[int], policy: port.PrunePolicy, now: Moment, until: float
+    ) -> list[model.Run]:
+        """Which of a job's runs may go, oldest first. Only those that might are read."""
+        beyond = len(slots) - policy.history_max
+        oldest = now.at - policy.history_ms
+        candidates = [n for n, slot in enumerate(slots) if n < beyond or slot < oldest]
+        rows = [
+            model.Run(job, slot, model.Trigger.SCHEDULE, model.RunState.CLAIMED) for slot in slots
+        ]
+        going: list[model.Run] = []
+        for first in range(0, len(candidates), _READ_AT_ONCE):
+            chunk = candidates[first : first + _READ_AT_ONCE]
+            found = await self.runs([(slots[n], job) for n in chunk], until)
+            for place, row in zip(chunk, found, strict=True):
+                rows[place] = row or rows[place]
+            read = {slots[n] for n in candidates[: first + len(chunk)]}
+            going = [run for run in claim_only.prunable(rows, now, policy) if run.slot in read]
+            if len(going) >= policy.batch:
+                break
+        return going
+
+    async def _row(self, job: str, slot: int, until: float) -> tuple[model.Run | None, int]:
+        """The row, with its revision (0: there is none)."""
+        subject = self._subjects.run(job, slot)
+        entry = await self._jetstream.last(self._subjects.history, subject, until)
+        return (_run_of(job, slot, entry.payload), entry.revision) if entry else (None, 0)
+
+    async def _write(self, run: model.Run, revision: int, until: float) -> bool:
+        """Writes the row that follows `revision`. False: another was written meanwhile."""
+        written = await self._jetstream.publish(
+            self._subjects.run(run.job, run.slot),
+            _row_of(run),
+            stream=self._subjects.history,
+            expected=revision,
+            until=until,
+        )
+        return written is not None
+
+
+async def tries() -> AsyncIterator[int]:
+    """Tries without end, the first two at once: whoever tries is bounded by its call's time."""
+    for number in count(1):
+        yield number
+        if number > 1:
+            await asyncio.sleep(_PAUSE_S * min(number, 10))
+
+
+def _row_of(run: model.Run) -> bytes:
+    shown = plain(run)
+    del shown["job"], shown["slot"]
+    return encode(shown)
+
+
+def _run_of(job: str, slot: int, payload: bytes) -> model.Run:
+    return decode(
+        f"the run of {job!r} at {slot}",
+        payload,
+        lambda shown: record_of(model.Run, shown, job=job, slot=slot),
+    )
+
+
+def chunks(places: Sequence[tuple[int, str]], size: int) -> Iterator[Sequence[tuple[int, str]]]:
+    """The places, at most `size` at a time."""
+    for first in range(0, len(places), size):
+        yield places[first : first + size]

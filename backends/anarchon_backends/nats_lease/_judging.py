@@ -1,0 +1,305 @@
+"""Batches of one job, judged by `machine` on what its subject holds: pure, nothing is written here.
+
+Imports the machine, the model, the port, the state and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from anarchon_backends.nats.records import encode, plain
+from anarchon_backends.nats_lease._state import JobState, run_json
+from anarchon_server.core import machine, model
+from anarchon_server.core import store as port
+
+# What one write may add to a job's subject, and how many runs of a job may be unfinished at once
+# (with overlap `allow`): both keep a subject far below the size of a message, 1 MiB by default.
+GROWTH_MAX_BYTES = 128 * 1024
+UNFINISHED_MAX = 250
+
+
+@dataclass(slots=True)
+class Case:
+    """One job before the judge: what its subject holds, and what the history says besides.
+
+    `found` has the rows of slots that the subject does not hold any more (None: there is none),
+    `earlier` attempts of runs besides those that it holds. Whatever is decided goes into `state`,
+    which is the case's own; `changed` says whether there is anything to write, `freed` whether a
+    run was freed, `grown` by how many bytes about the subject has grown.
+    """
+
+    state: JobState
+    now: machine.Moment
+    found: Mapping[int, model.Run | None] = field(default_factory=dict)
+    earlier: Mapping[int, Sequence[model.Attempt]] = field(default_factory=dict)
+    changed: bool = False
+    freed: bool = False
+    grown: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether what is decided has to be written before more is judged."""
+        return self.grown > GROWTH_MAX_BYTES
+
+    @property
+    def unfinished(self) -> list[model.Run]:
+        """The job's runs that have not ended."""
+        return self.state.unfinished()
+
+    def run(self, slot: int) -> model.Run | None:
+        """The slot's row."""
+        run = self.state.runs.get(slot)
+        if run is not None or slot > self.state.moved:
+            return run
+        return self.found[slot]
+
+    def save(self, saved: Iterable[machine.Saved]) -> None:
+        """Takes in runs."""
+        for each in saved:
+            assert self.found.get(each.run.slot) is None, "what the history has is final"
+            self.state.save(each)
+            self.changed = True
+            self.freed = self.freed or bool(each.run.freed)
+            past = [plain(a) for a in each.attempts if a.attempt < each.run.attempt]
+            self.grown += len(encode([run_json(each.run), *past]))
+
+    def replace_record(self, record: machine.JobRecord) -> None:
+        """Takes in the job's record."""
+        if record != self.state.record:
+            self.state.record = record
+            self.changed = True
+
+    def settle(self, schedule_id: str, settled: int | None) -> None:
+        """Takes in a schedule's `settled`."""
+        if settled != self.state.settled(schedule_id):
+            self.state.settle(schedule_id, settled)
+            self.changed = True
+
+
+def attempts_lacking(case: Case, completions: Iterable[port.Completion]) -> dict[int, list[int]]:
+    """By slot, the earlier attempts that a result may be the repeat of, and that are not here."""
+    wanted: dict[int, list[int]] = {}
+    for each in completions:
+        run = case.run(each.slot)
+        if run is not None and run.attempt > 1 and run.token != each.token:
+            here = case.state.past.get(each.slot, {})
+            wanted[each.slot] = [number for number in range(1, run.attempt) if number not in here]
+    return wanted
+
+
+# --- Judging -----------------------------------------------------------------------------
+
+
+def judge_claims(case: Case, claims: Sequence[port.Claim]) -> list[port.ClaimAnswer]:
+    """Decides claims, in their order, until the case is full."""
+    answers: list[port.ClaimAnswer] = []
+    for claim in claims:
+        if case.full:
+            break
+        answers.append(_judge_claim(case, claim))
+    return answers
+
+
+def _judge_claim(case: Case, claim: port.Claim) -> port.ClaimAnswer:
+    state = case.state
+    unfinished = case.unfinished
+    verdict = machine.judge_claim(
+        claim,
+        case.now,
+        state.record,
+        state.settled(claim.schedule_id),
+        case.run(claim.slot),
+        [run for run in unfinished if run.slot != claim.slot],
+    )
+    begins = verdict.answer.outcome is port.ClaimOutcome.WON and claim.slot not in state.runs
+    if begins and len(unfinished) >= UNFINISHED_MAX:
+        return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)  # asked again, until the slot is missed
+    case.save(verdict.saved)
+    case.replace_record(verdict.job)
+    case.settle(claim.schedule_id, verdict.settled)
+    return verdict.answer
+
+
+def judge_plans(
+    case: Case, plans: Sequence[port.Plan], taken: frozenset[int]
+) -> list[port.PlanAnswer]:
+    """Decides plans. `taken` are the slots that have a row in the history."""
+    answers: list[port.PlanAnswer] = []
+    for plan in plans:
+        if case.full:
+            break
+        slots = {missed.slot for missed in plan.slots}
+        verdict = machine.judge_plan(
+            plan,
+            case.now,
+            case.state.record,
+            case.state.settled(plan.schedule_id),
+            frozenset(slots & (taken | case.state.runs.keys())),
+        )
+        case.save(verdict.saved)
+        case.settle(plan.schedule_id, verdict.answer.settled)
+        answers.append(verdict.answer)
+    return answers
+
+
+def judge_renewals(case: Case, renewals: Sequence[port.Renewal]) -> list[port.TokenAnswer]:
+    """Decides renewals and adoptions, until the case is full."""
+    answers: list[port.TokenAnswer] = []
+    for each in renewals:
+        if case.full:
+            break
+        verdict = machine.judge_renewal(each, case.now, case.run(each.slot))
+        answers.append(_taken_in(case, verdict))
+    return answers
+
+
+def judge_completions(case: Case, completions: Sequence[port.Completion]) -> list[port.TokenAnswer]:
+    """Decides results, until the case is full."""
+    answers: list[port.TokenAnswer] = []
+    for each in completions:
+        if case.full:
+            break
+        attempts = [
+            *case.state.past.get(each.slot, {}).values(),
+            *case.earlier.get(each.slot, ()),
+        ]
+        past = next((a for a in attempts if a.token == each.token), None)
+        verdict = machine.judge_completion(each, case.now, case.run(each.slot), past)
+        answers.append(_taken_in(case, verdict))
+    return answers
+
+
+def judge_releases(case: Case, releases: Sequence[port.Release]) -> list[port.TokenAnswer]:
+    """Decides releases, until the case is full."""
+    answers: list[port.TokenAnswer] = []
+    for each in releases:
+        if case.full:
+            break
+        verdict = machine.judge_release(each, case.now, case.run(each.slot))
+        answers.append(_taken_in(case, verdict))
+    return answers
+
+
+def _taken_in(case: Case, verdict: machine.TokenVerdict) -> port.TokenAnswer:
+    if verdict.saved is not None:
+        case.save([verdict.saved])
+    return verdict.answer
+
+
+# --- Definitions -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What is held of one job. `before`: by live instances, before a registration.
+
+    `beside`: by live instances other than the one that registers.
+    """
+
+    before: tuple[machine.HeldDefinition, ...] = ()
+    beside: tuple[machine.HeldDefinition, ...] = ()
+
+
+def judge_registrations(
+    case: Case,
+    wanted: Sequence[tuple[machine.HeldDefinition, model.Definition]],
+    holding: Holding,
+) -> list[port.Registration]:
+    """Decides what becomes of the definitions of one job that an instance holds from now on.
+
+    `held_at` of one that is kept already is of no account before it is let go, which sets it.
+    """
+    state = case.state
+    for hold, definition in wanted:
+        schedule = state.schedules.get(hold.schedule_id)
+        verdict = machine.judge_registration(hold, case.now, state.record, schedule, holding.before)
+        case.replace_record(verdict.job)
+        if verdict.schedule and verdict.schedule != schedule:
+            state.schedules[hold.schedule_id] = verdict.schedule
+            case.changed = True
+        kept = machine.KeptDefinition(
+            hold.definition_id, hold.schedule_id, definition.window_ms, held_at=case.now.at
+        )
+        before = state.kept.get(hold.definition_id)
+        if before is None or replace(before, held_at=kept.held_at) != kept:
+            state.keep(kept, [each.definition_id for each in (*holding.before, *holding.beside)])
+            case.changed = True
+    held = [*holding.beside, *(hold for hold, _ in wanted)]
+    return [_registration(state, hold, held) for hold, _ in wanted]
+
+
+def _registration(
+    state: JobState, hold: machine.HeldDefinition, held: Sequence[machine.HeldDefinition]
+) -> port.Registration:
+    schedule = state.schedules.get(hold.schedule_id)
+    return port.Registration(
+        job=hold.job,
+        current=state.record.definition_id == hold.definition_id,
+        since=schedule.since if schedule else state.record.definition_at,
+        settled=schedule.settled if schedule else None,
+        definitions_differ=machine.definitions_differ(held),
+    )
+
+
+def let_go(case: Case, definition_ids: Iterable[str], at: int) -> None:
+    """Notes that an instance held these definitions until `at`."""
+    for definition_id in definition_ids:
+        kept = case.state.kept.get(definition_id)
+        if kept is not None and kept.held_at < at:
+            case.state.kept[definition_id] = replace(kept, held_at=at)
+            case.changed = True
+
+
+# --- Pruning -----------------------------------------------------------------------------
+
+
+def drop_definitions(
+    case: Case, ever: Iterable[str], history_ms: int
+) -> tuple[bool, tuple[str, ...]]:
+    """Drops the definitions that nobody has held for long, but for the last.
+
+    `ever` are those that instances hold, live or not. Whether even the last may go; and which went.
+    """
+    kept = case.state.kept
+    record, gone = machine.judge_definitions(
+        case.state.record, kept.values(), set(ever), case.now, history_ms
+    )
+    if len(gone) == len(kept):
+        return True, ()
+    case.replace_record(record)
+    names = tuple(each.definition_id for each in gone)
+    if names:
+        case.state.forget(names)
+        case.changed = True
+    return False, names
+
+
+def prune_limit(case: Case, live: Iterable[machine.HeldDefinition]) -> int:
+    """The newest slot that may go while the job is in use (S2)."""
+    state = case.state
+    used = {state.record.definition_id, *(hold.definition_id for hold in live)}
+    settled = {name: each.settled for name, each in state.schedules.items()}
+    in_use = [each for name, each in state.kept.items() if name in used]
+    return machine.prune_bound(case.now, in_use, settled)
+
+
+def drop_runs(case: Case, slots: Sequence[int]) -> None:
+    """Raises the floor to these slots, and forgets those runs of theirs that are here."""
+    if slots:
+        floor = max(case.state.record.floor, *slots)
+        case.replace_record(replace(case.state.record, floor=floor))
+    for slot in slots:
+        if slot in case.state.runs:
+            case.state.drop(slot)
+            case.changed = True
+
+
+def forget_job(case: Case) -> tuple[str, ...]:
+    """Drops the job, of which no run is left: its definitions, whose ids these are."""
+    names = tuple(case.state.kept)
+    case.replace_record(machine.forgotten(case.state.record))
+    case.state.kept.clear()
+    case.state.schedules.clear()
+    case.changed = True
+    return names

@@ -1,0 +1,194 @@
+"""What people ask: runs, jobs and instances, put together from what the stream holds.
+
+Nothing is atomic here over several jobs, and nothing is decided. Imports the call, the history, the
+jobs, the members, the subjects, the machine, the model, the port and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anarchon_backends.nats.jetstream import JetStream
+from anarchon_backends.nats.records import Unreadable, decode
+from anarchon_backends.nats_lease._calls import Call
+from anarchon_backends.nats_lease._history import History
+from anarchon_backends.nats_lease._jobs import Jobs, Sitting
+from anarchon_backends.nats_lease._members import Members, Roll
+from anarchon_backends.nats_lease._subjects import Subjects, job_of
+from anarchon_server.core import machine, model
+from anarchon_server.core import store as port
+
+_CHUNK = 64  # runs looked at together
+
+
+class Reader:
+    """Reads one namespace."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        history: History,
+        jobs: Jobs,
+        members: Members,
+    ) -> None:
+        self._jetstream = jetstream
+        self._subjects = subjects
+        self._history = history
+        self._jobs = jobs
+        self._members = members
+
+    async def job_names(self, call: Call) -> list[str]:
+        """All jobs that were ever registered, by name."""
+        pattern = self._subjects.jobs()
+        names = await self._jetstream.subjects(self._subjects.stream, pattern, call.until)
+        return sorted(job_of(each) for each in names)
+
+    # Runs
+
+    async def runs(
+        self, query: port.RunQuery, call: Call
+    ) -> tuple[list[model.RunView], dict[str, int]]:
+        """History, newest slot first; equal slots by job name, last first. And the fences.
+
+        The jobs are read before the history is listed: what moves there meanwhile is seen twice,
+        and never not at all.
+        """
+        names = [query.job] if query.job else await self.job_names(call)
+        sittings = await call.each(lambda name: self._jobs.read(name, call), names)
+        of_job = {each.state.job: each for each in sittings}
+        listed = await self._history.slots(query.job, call)
+        here = [(each.state.job, slot) for each in sittings for slot in each.state.runs]
+        keys = sorted({(slot, job) for job, slot in (*listed, *here)}, reverse=True)
+        keys = [key for key in keys if _within(key, query)]
+        page: list[model.RunView] = []
+        while keys and len(page) < query.limit:
+            some, keys = keys[:_CHUNK], keys[_CHUNK:]
+            found = await call.each(lambda key: self._view(key, of_job, query, call), some)
+            page += [each for each in found if each is not None]
+        del page[query.limit :]
+        jobs = {seen.run.job for seen in page}
+        return page, {job: of_job[job].state.record.fence for job in jobs if job in of_job}
+
+    async def _view(
+        self, key: tuple[int, str], of_job: dict[str, Sitting], query: port.RunQuery, call: Call
+    ) -> model.RunView | None:
+        """The run as it is wanted. None: it is not, or it has gone meanwhile."""
+        slot, job = key
+        sitting = of_job.get(job)
+        run = sitting.state.runs.get(slot) if sitting else None
+        if run is None:
+            run = await self._history.run(job, slot, call)
+        if run is None or (query.states and not _may_show(run, query)):
+            return None
+        first = 1 if query.instance_id else machine.first_attempt_shown(run)
+        here = sitting.state.past.get(slot, {}) if sitting else {}
+        numbers = [number for number in range(first, run.attempt) if number not in here]
+        past = await self._history.attempts(job, slot, numbers, call)
+        attempts = sorted((*past, *here.values()), key=lambda each: each.attempt)
+        if run.current is not None:
+            attempts.append(run.current)
+        if query.instance_id and all(a.instance_id != query.instance_id for a in attempts):
+            return None
+        shown = [each for each in attempts if each.attempt >= machine.first_attempt_shown(run)]
+        seen = machine.view(run, await call.moment(), shown)
+        if query.states and seen.run.state not in query.states:
+            return None
+        return seen if query.traces else machine.without_traces(seen)
+
+    # Jobs and instances
+
+    async def jobs(
+        self, names: Sequence[str], call: Call
+    ) -> tuple[list[model.JobView], dict[str, int]]:
+        """Those of the named jobs that exist, and their fences."""
+        sittings = await call.each(lambda name: self._jobs.read(name, call), names)
+        there = [each for each in sittings if each.state.kept]
+        roll = await self._members.roll(call)
+        views = await call.each(lambda each: self._job_view(each, roll, call), there)
+        return views, {each.state.job: each.state.record.fence for each in there}
+
+    async def page(
+        self, after: str, limit: int, call: Call
+    ) -> tuple[list[model.JobView], dict[str, int]]:
+        """Up to `limit` jobs by name after `after`. Jobs that were forgotten are passed over."""
+        names = [name for name in await self.job_names(call) if name > after]
+        views: list[model.JobView] = []
+        fences: dict[str, int] = {}
+        while names and len(views) < limit:
+            room = limit - len(views)
+            some, found = await self.jobs(names[:room], call)
+            views += some
+            fences |= found
+            names = names[room:]
+        return views, fences
+
+    async def _job_view(self, sitting: Sitting, roll: Roll, call: Call) -> model.JobView:
+        record = sitting.state.record
+        held = roll.live(record.job)
+        last = await self._newest(sitting, call)
+        return model.JobView(
+            name=record.job,
+            spec=await self._spec(record, call),
+            definition_at=record.definition_at,
+            definitions_differ=machine.definitions_differ(held),
+            instance_ids=tuple(sorted({roll.labels[hold.incarnation] for hold in held})),
+            last_run=machine.without_traces(machine.view(last, sitting.now)) if last else None,
+        )
+
+    async def _newest(self, sitting: Sitting, call: Call) -> model.Run | None:
+        """The job's run with the newest slot."""
+        state = sitting.state
+        here = max(state.runs, default=-1)
+        if here >= state.moved:
+            return state.runs.get(here)
+        moved = await self._history.run(state.job, state.moved, call)
+        if moved is not None:
+            return moved
+        listed = [slot for _, slot in await self._history.slots(state.job, call)]
+        newest = max([here, *listed])
+        if newest in state.runs or newest < 0:
+            return state.runs.get(newest)
+        return await self._history.run(state.job, newest, call)
+
+    async def _spec(self, record: machine.JobRecord, call: Call) -> model.JobSpec:
+        subject = self._subjects.definition(record.job, record.definition_id)
+        entry = await self._jetstream.last(self._subjects.stream, subject, call.until)
+        what = f"the definition of {record.job!r}"
+        if entry is None:
+            raise Unreadable(f"{what} is not in the store: somebody removed it")
+        return decode(what, entry.payload, _spec)
+
+    async def instances(self, call: Call) -> list[model.Instance]:
+        """The instances seen lately, by label."""
+        now = await call.moment()
+        members = [each.member for each in await self._members.all(call, strict=True)]
+        lately = [
+            machine.shown_instance(each.instance, now)
+            for each in members
+            if not each.left and not machine.is_forgotten(each.instance, now)
+        ]
+        return sorted(lately, key=lambda each: (each.instance_id, each.incarnation))
+
+
+def _spec(shown: object) -> model.JobSpec:
+    if not isinstance(shown, str):
+        raise TypeError("the text of a spec expected")
+    return model.JobSpec.from_json(shown)
+
+
+def _within(key: tuple[int, str], query: port.RunQuery) -> bool:
+    slot = key[0]
+    return (
+        (query.slot is None or slot == query.slot)
+        and (query.from_slot is None or slot >= query.from_slot)
+        and (query.until_slot is None or slot < query.until_slot)
+        and (query.after is None or key < query.after)
+    )
+
+
+def _may_show(run: model.Run, query: port.RunQuery) -> bool:
+    """Whether the run can show in one of the states that are asked for."""
+    return run.state in query.states or (
+        not run.state.final and model.RunState.INTERRUPTED in query.states
+    )

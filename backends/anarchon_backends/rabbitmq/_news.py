@@ -1,0 +1,194 @@
+"""Who won what, told to all instances of a namespace, so that most losers need not ask.
+
+A help only: what is not heard is found out by asking the broker. It has a connection of its own,
+since a broker that runs short of memory stops reading from connections that publish, and claims
+must go on. Imports the port's clock, the errors, the standard library and aiormq.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiormq.abc import AbstractChannel, DeliveredMessage
+
+from anarchon_backends.rabbitmq._address import Address
+from anarchon_backends.rabbitmq._claims import NUMBER_BITS, exchange_of, passing_of
+from anarchon_backends.rabbitmq._connection import Link, Refused
+from anarchon_server.core.errors import StoreError
+from anarchon_server.core.store import StoreClock
+
+CLOCKS_DIFFER_MS = 2_000
+_WARN_EVERY_MS = 3_600_000
+_LATE_MESSAGES = 3  # a message may come late; three in a row do not
+_SENDERS_MAX = 1_000
+_HEARD_MAX = 20_000
+_WAITING_MAX = 100
+_MESSAGE_MAX = 1_000_000
+_LENGTH_MAX = 10_000  # of the queue that an instance listens on
+_NAME_MAX = 128
+_PAUSE_FIRST_S = 0.1
+_PAUSE_MOST_S = 5.0
+
+_log = logging.getLogger("anarchon")
+
+
+@dataclass(frozen=True, slots=True)
+class Win:
+    """That the token of this number has won the slot, for the instance of this label."""
+
+    job: str
+    slot: int
+    number: int
+    instance_id: str
+
+
+@dataclass(slots=True)
+class _Sender:
+    """What is known of another instance's clock."""
+
+    late: int = 0
+    warned_at: int | None = None
+
+
+class News:
+    """Wins of this instance, to be told, and of others, as far as they were heard of."""
+
+    def __init__(
+        self, address: Address, namespace: str, clock: StoreClock, timeout_ms: int
+    ) -> None:
+        self._link = Link(address, f"anarchon {namespace}: news", timeout_ms)
+        self._exchange = exchange_of(namespace)
+        self._queue = passing_of(namespace, "news")
+        self._sender = secrets.token_hex(8)
+        self._clock = clock
+        self._heard: dict[tuple[str, int], Win] = {}
+        self._senders: dict[str, _Sender] = {}
+        self._waiting: asyncio.Queue[bytes] = asyncio.Queue(_WAITING_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Begins to listen. Raises where that is not possible now; it is tried again all the same."""
+        self._link.start()
+        try:
+            channel = await self._subscribe()
+        except (StoreError, Refused):
+            self._run(None)
+            raise
+        self._run(channel)
+
+    def _run(self, channel: AbstractChannel | None) -> None:
+        self._tasks = {
+            asyncio.create_task(self._listen(channel)),
+            asyncio.create_task(self._tell()),
+        }
+
+    async def close(self) -> None:
+        """Stops listening, and forgets what was not told."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks = set()
+        await self._link.close()
+
+    def winner(self, job: str, slot: int) -> Win | None:
+        """Who has won the slot, if that was heard of."""
+        return self._heard.get((job, slot))
+
+    def tell(self, wins: Sequence[Win], instance_id: str) -> None:
+        """Tells all others soon, if there is a way."""
+        if not wins:
+            return
+        said = {
+            "sender": self._sender,
+            "instance": instance_id,
+            "at": self._clock.wall_us() // 1_000,
+            "won": [[win.job, win.slot, win.number] for win in wins],
+        }
+        with suppress(asyncio.QueueFull):
+            self._waiting.put_nowait(json.dumps(said, separators=(",", ":")).encode())
+
+    # Telling
+
+    async def _tell(self) -> None:
+        while True:
+            body = await self._waiting.get()
+            with suppress(StoreError, Refused):
+                await self._link.ask(
+                    lambda channel, body=body: channel.basic_publish(  # type: ignore[misc]
+                        body, exchange=self._exchange
+                    ),
+                    self._link.deadline(),
+                )
+
+    # Listening
+
+    async def _listen(self, channel: AbstractChannel | None) -> None:
+        pause_s = _PAUSE_FIRST_S
+        while True:
+            if channel is not None:
+                pause_s = _PAUSE_FIRST_S
+                await asyncio.wait([channel.closing])
+                channel = None
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+            with suppress(StoreError, Refused):
+                channel = await self._subscribe()
+
+    async def _subscribe(self) -> AbstractChannel:
+        async def prepare(channel: AbstractChannel) -> None:
+            await channel.exchange_declare(self._exchange, exchange_type="fanout", durable=True)
+            await channel.queue_declare(
+                self._queue, exclusive=True, arguments={"x-max-length": _LENGTH_MAX}
+            )
+            await channel.queue_bind(self._queue, self._exchange)
+            await channel.basic_consume(self._queue, self._has_heard, no_ack=True)
+
+        return await self._link.hold(prepare, self._link.deadline())
+
+    async def _has_heard(self, message: DeliveredMessage) -> None:
+        """Takes in a message. It is input: what is not as we write it is left out."""
+        if len(message.body) > _MESSAGE_MAX:
+            return
+        try:
+            said = json.loads(message.body)
+            sender, label, at = str(said["sender"]), str(said["instance"]), int(said["at"])
+            wins = [_win(each, label[:_NAME_MAX]) for each in said["won"]]
+        except (ValueError, TypeError, KeyError, LookupError):
+            return
+        if sender == self._sender:
+            return
+        for win in wins:
+            self._heard[win.job, win.slot] = win
+        while len(self._heard) > _HEARD_MAX:
+            del self._heard[next(iter(self._heard))]
+        self._compare_clocks(sender[:_NAME_MAX], label[:_NAME_MAX], at)
+
+    def _compare_clocks(self, sender: str, label: str, at: int) -> None:
+        now, boot_at = self._clock.wall_us() // 1_000, self._clock.boot_ms()
+        known = self._senders.setdefault(sender, _Sender())
+        while len(self._senders) > _SENDERS_MAX:
+            del self._senders[next(iter(self._senders))]
+        known.late = known.late + 1 if now - at > CLOCKS_DIFFER_MS else 0
+        differ = at - now > CLOCKS_DIFFER_MS or known.late >= _LATE_MESSAGES
+        fresh = known.warned_at is None or boot_at - known.warned_at > _WARN_EVERY_MS
+        if differ and fresh:
+            known.warned_at = boot_at
+            fields = {"instance": label, "ahead_ms": at - now}
+            _log.warning("clocks_differ", extra={"fields": fields})
+
+
+def _win(said: Any, label: str) -> Win:
+    job, slot, number = said
+    if not (isinstance(job, str) and isinstance(slot, int) and isinstance(number, int)):
+        raise TypeError
+    if len(job) > _NAME_MAX or not 0 <= number < 2**NUMBER_BITS:
+        raise ValueError
+    return Win(job, slot, number, label)

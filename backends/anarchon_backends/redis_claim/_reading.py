@@ -1,0 +1,296 @@
+"""Reading for people: runs, merged from the indexes of their jobs, jobs, instances (S30).
+
+Imports the port, the rules, the model, what the backends of Redis share and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anarchon_backends.redis._cluster import Server
+from anarchon_backends.redis._connection import Command
+from anarchon_backends.redis._text import decode, decoded
+from anarchon_backends.redis_claim._rows import holds_of, instance_of, moment, run_of, spec_of
+from anarchon_server.core import claim_only, machine, model
+from anarchon_server.core import store as port
+
+_STEP = 500  # places read at once, of all jobs together ...
+_STEP_LEAST = 8  # ... and of each
+_NAMES = 1_000  # names of jobs read at once
+
+Place = tuple[int, str]  # slot, job
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a namespace."""
+
+    namespace: str
+
+    @property
+    def instances(self) -> str:
+        """Where the instances are noted."""
+        return f"{self.namespace}:instances"
+
+    @property
+    def jobs(self) -> str:
+        """The index of the jobs, by name."""
+        return f"{self.namespace}:jobs"
+
+    def job(self, name: str) -> str:
+        """The job's key, whose hash tag tells all keys of the job from those of all others."""
+        return f"{self.namespace[:-1]}:{name}}}"
+
+
+class Reader:
+    """Reads one namespace. `clock` stands in for the server's in tests."""
+
+    def __init__(self, server: Server, keys: Keys, clock: port.StoreClock | None) -> None:
+        self._server = server
+        self._keys = keys
+        self._clock = clock
+
+    async def _read(self, *commands: Command) -> tuple[machine.Moment, list[Any]]:
+        """The store's moment, and what the commands answer."""
+        time, _, *answers = await self._server.read(
+            ["TIME"], ["EXISTS", self._keys.namespace], *commands
+        )
+        now_us = int(time[0]) * 1_000_000 + int(time[1])
+        return moment(self._clock.wall_us() if self._clock else now_us), answers
+
+    async def now(self) -> machine.Moment:
+        """The store's moment."""
+        return (await self._read())[0]
+
+    async def probe(self) -> None:
+        """Tries every command that reading uses."""
+        key = f"{self._keys.namespace}:probe"
+        await self._read(
+            ["HGET", key, "a"],
+            ["HMGET", key, "a"],
+            ["HGETALL", key],
+            ["ZRANGEBYLEX", key, "-", "+", "LIMIT", 0, 1],
+            ["ZREVRANGE", key, 0, 0],
+            ["ZREVRANGEBYSCORE", key, "+inf", "-inf", "LIMIT", 0, 1],
+        )
+
+    # Instances and jobs
+
+    async def instances(self) -> tuple[machine.Moment, list[model.Instance]]:
+        """The instances seen lately, by label."""
+        now, (noted,) = await self._read(["HGETALL", self._keys.instances])
+        lately = [
+            machine.shown_instance(each, now)
+            for each in _instances_of(noted)
+            if not machine.is_forgotten(each, now)
+        ]
+        lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
+        return now, lately
+
+    async def since(self, schedules: Sequence[tuple[str, str]]) -> list[int | None]:
+        """When the present stretch of each (job, schedule) began; None: it is not known."""
+        if not schedules:
+            return []
+        _, found = await self._read(
+            *(["HGET", self._keys.job(job), f"since:{schedule}"] for job, schedule in schedules)
+        )
+        return [None if each is None else int(each) for each in found]
+
+    async def have_definitions(self, names: Sequence[str]) -> list[bool]:
+        """Whether each of the jobs has a definition."""
+        _, found = await self._read(
+            *(["HGET", self._keys.job(name), "definition_id"] for name in names)
+        )
+        return [bool(each) for each in found]
+
+    async def job_names(self, after: str, limit: int) -> list[str]:
+        """A page of the jobs, by name."""
+        start = f"({after}" if after else "-"
+        _, (page,) = await self._read(
+            ["ZRANGEBYLEX", self._keys.jobs, start, "+", "LIMIT", 0, limit]
+        )
+        return [decode(each) for each in page]
+
+    async def _all_names(self) -> list[str]:
+        names = page = await self.job_names("", _NAMES)
+        while len(page) == _NAMES:
+            page = await self.job_names(page[-1], _NAMES)
+            names = names + page
+        return names
+
+    async def jobs(self, names: Sequence[str]) -> tuple[machine.Moment, list[model.JobView]]:
+        """The jobs of these names that there are."""
+        keys = [self._keys.job(name) for name in names]
+        commands: list[Command] = [["HGET", key, "definition_id"] for key in keys]
+        commands += [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
+        _, found = await self._read(*commands)
+        ids = [decode(each or b"") for each in found[: len(keys)]]
+        slots = [decode(each[0]) if each else "0" for each in found[len(keys) :]]
+        commands = [["HGETALL", self._keys.instances]]
+        for key, definition_id, slot in zip(keys, ids, slots, strict=True):
+            commands += [
+                ["HGET", key, "definition_at"],
+                ["HGET", f"{key}:definitions", definition_id],
+                ["HGETALL", f"{key}:holds"],
+                ["HGETALL", f"{key}:{slot}"],
+            ]
+        now, (noted, *answers) = await self._read(*commands)
+        live = _live_of(noted, now)
+        views: list[model.JobView] = []
+        for place, name in enumerate(names):
+            definition_at, kept, held, row = answers[4 * place : 4 * place + 4]
+            if not ids[place] or not kept:
+                continue  # there is no such job
+            last_run = _shown(row, (int(slots[place]), name), live, now) if row else None
+            views.append(
+                _job_view(
+                    name, decode(kept), int(definition_at or 0), decoded(held), live, last_run
+                )
+            )
+        return now, views
+
+    # Runs
+
+    async def runs(self, query: port.RunQuery) -> tuple[machine.Moment, list[model.RunView]]:
+        """The runs that are wanted, newest slot first; equal slots by job name, last first."""
+        names = [query.job] if query.job else await self._all_names()
+        selective = query.states or query.instance_id
+        step = max(query.limit, _STEP) if selective else query.limit
+        found: list[model.RunView] = []
+        now = None
+        async for places in self._places(names, query):
+            for first in range(0, len(places), step):
+                now, shown = await self._shown_at(places[first : first + step])
+                found += [
+                    seen if query.traces else machine.without_traces(seen)
+                    for seen in shown
+                    if _is_wanted(seen, query)
+                ]
+                if len(found) >= query.limit:
+                    return now, found[: query.limit]
+        if now is None:
+            now, _ = await self._read()
+        return now, found
+
+    async def _shown_at(
+        self, places: Sequence[Place]
+    ) -> tuple[machine.Moment, list[model.RunView]]:
+        """The runs at these places."""
+        now, (noted, *rows) = await self._read(
+            ["HGETALL", self._keys.instances],
+            *(["HGETALL", f"{self._keys.job(job)}:{slot}"] for slot, job in places),
+        )
+        live = _live_of(noted, now)
+        found = zip(places, rows, strict=True)
+        return now, [_shown(row, place, live, now) for place, row in found if row]
+
+    async def _places(
+        self, names: Sequence[str], query: port.RunQuery
+    ) -> AsyncIterator[list[Place]]:
+        """Where runs are that the query spans, newest first, some at a time.
+
+        Every job has an index of its own; a few places of each are read, and those handed out
+        before which no job can have any that was not read.
+        """
+        lowest, highest = _span_of(query)
+        step = max(_STEP // max(len(names), 1), _STEP_LEAST)
+        bounds = {name: _upper(highest, name, query.after) for name in names}
+        ends: dict[str, Place] = {}  # of what was read of a job that may have more
+        waiting: list[Place] = []
+        while bounds:
+            wanted: list[Command] = [
+                [
+                    *("ZREVRANGEBYSCORE", f"{self._keys.job(name)}:runs", upper, lowest),
+                    *("LIMIT", 0, step),
+                ]
+                for name, upper in bounds.items()
+            ]
+            _, answers = await self._read(*wanted)
+            for name, members in zip(bounds, answers, strict=True):
+                waiting += [(int(each), name) for each in members]
+                ends.pop(name, None)
+                if len(members) == step:
+                    ends[name] = (int(members[-1]), name)
+            barrier = max(ends.values(), default=None)
+            ready = sorted((p for p in waiting if barrier is None or p >= barrier), reverse=True)
+            waiting = [p for p in waiting if barrier is not None and p < barrier]
+            if ready:
+                yield ready
+            newest = max(waiting, default=None)
+            bounds = {
+                name: f"({end[0]}" for name, end in ends.items() if newest is None or end > newest
+            }
+
+
+def _span_of(query: port.RunQuery) -> tuple[str, str]:
+    """The lowest and the highest slot that the query spans, as the commands take them."""
+    lowest = max((s for s in (query.slot, query.from_slot) if s is not None), default=None)
+    last = None if query.until_slot is None else query.until_slot - 1
+    highest = min((s for s in (query.slot, last) if s is not None), default=None)
+    return (
+        "-inf" if lowest is None else str(lowest),
+        "+inf" if highest is None else str(highest),
+    )
+
+
+def _upper(highest: str, name: str, after: Place | None) -> str:
+    """From where on down the job's index is read."""
+    if after is None or (highest != "+inf" and int(highest) < after[0]):
+        return highest
+    return str(after[0]) if name < after[1] else f"({after[0]}"
+
+
+def _is_wanted(seen: model.RunView, query: port.RunQuery) -> bool:
+    by = seen.run.current.instance_id if seen.run.current else ""
+    return (not query.states or seen.run.state in query.states) and (
+        not query.instance_id or by == query.instance_id
+    )
+
+
+def _shown(
+    row: Iterable[bytes], place: Place, live: Mapping[str, str], now: machine.Moment
+) -> model.RunView:
+    slot, job = place
+    run = run_of(decoded(row) | {"job": job, "slot": str(slot)})
+    attempts = [run.current] if run.current else []
+    lives = run.current is not None and run.current.incarnation in live
+    return claim_only.shown(run, now, attempts, live=lives)
+
+
+def _instances_of(noted: Iterable[bytes]) -> list[model.Instance]:
+    return [instance_of(incarnation, record) for incarnation, record in decoded(noted).items()]
+
+
+def _live_of(noted: Iterable[bytes], now: machine.Moment) -> dict[str, str]:
+    """The labels of the instances that live, by incarnation."""
+    return {
+        each.incarnation: each.instance_id
+        for each in _instances_of(noted)
+        if machine.is_live(each, now)
+    }
+
+
+def _job_view(
+    name: str,
+    kept: str,
+    definition_at: int,
+    held: Mapping[str, str],
+    live: Mapping[str, str],
+    last_run: model.RunView | None,
+) -> model.JobView:
+    holds = [
+        hold
+        for incarnation, text in held.items()
+        if incarnation in live
+        for hold in holds_of(name, incarnation, text)
+    ]
+    return model.JobView(
+        name=name,
+        spec=spec_of(name, kept),
+        definition_at=definition_at,
+        definitions_differ=machine.definitions_differ(holds),
+        instance_ids=tuple(sorted({live[hold.incarnation] for hold in holds})),
+        last_run=machine.without_traces(last_run) if last_run else None,
+    )

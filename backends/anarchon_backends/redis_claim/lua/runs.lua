@@ -1,0 +1,206 @@
+-- What is asked of single runs: claims, renewals, looks, results, releases.
+
+-- First attempts (S2, S10, S11, `claim_only.judge_claim`) ---------------------------------------
+
+local function claimed_by(token, claim)
+  local run = fresh_run(claim.job, claim.slot)
+  run.state, run.token, run.attempt_state = 'claimed', token, 'claimed'
+  return run
+end
+
+-- Of a claim whose run has been pruned from history only the token is known.
+local function lose_to(token, claim)
+  local run = claimed_by(token, claim)
+  changes_of(run)
+  return { outcome = 'lost', run = shown(run) }
+end
+
+local function win(claim, key)
+  local run = claimed_by(claim.token, claim)
+  run.instance_id, run.incarnation, run.claimed_at = claim.instance_id, claim.incarnation, NOW
+  run.window_ms, run.cancel_grace_ms = claim.window_ms, claim.cancel_grace_ms
+  save_run(key, run)
+  return { outcome = 'won', run = shown(run) }
+end
+
+-- A newer slot has been claimed: this one can never be. `run` is its row, where it was said before.
+local function pass_over(claim, key, run)
+  if not run then
+    run = fresh_run(claim.job, claim.slot)
+    run.state, run.reason, run.ended_at = 'skipped', 'missed', NOW
+    save_run(key, run)
+  end
+  return { outcome = 'old', run = shown(run) }
+end
+
+function acts.claim(claim, key)
+  local run = load_run(key, claim.job, claim.slot)
+  if run and run.token ~= '' then
+    local ours = run.token == claim.token and not FINAL[run.state]
+    return { outcome = ours and 'won' or 'lost', run = shown(run) }
+  end
+  local floor = number(key, read(key, 'HGET', key, 'floor'), -1)
+  if claim.slot > NOW + EARLY_MAX then
+    return { outcome = 'early' }
+  end
+  if claim.slot <= floor or claim.slot < NOW - claim.start_deadline_ms then
+    return { outcome = 'late' }
+  end
+  if not claim.may_run then
+    return { outcome = 'unchanged' }
+  end
+  local holder = not run and take(key, claim)
+  if holder == claim.token then
+    return win(claim, key)
+  end
+  if holder then
+    return lose_to(holder, claim)
+  end
+  return pass_over(claim, key, run)
+end
+
+-- Tokens (S15, S17, S21a, S23 to S26) -----------------------------------------------------------
+
+-- Whether the attempt may still be renewed by its token: from its first cancel on for the grace.
+local function is_good(run)
+  if FINAL[run.state] then
+    return false
+  end
+  return run.cancel == '' or math.abs(NOW - run.cancelled_at) <= run.cancel_grace_ms
+end
+
+local function end_run(run, state, reason)
+  run.state, run.reason, run.ended_at = state, reason, NOW
+end
+
+-- `claim_only.judge_renewal`.
+function acts.renew(renewal, key)
+  local run = load_run(key, renewal.job, renewal.slot)
+  if not run then
+    return { outcome = 'unknown_token' }
+  end
+  local ours = run.token == renewal.token and is_good(run)
+  if not ours or (run.incarnation ~= renewal.incarnation and not renewal.adopt) then
+    return { outcome = 'fenced', run = shown(run) }
+  end
+  if renewal.adopt then
+    run.instance_id, run.incarnation = renewal.instance_id, renewal.incarnation
+  end
+  if renewal.started_at and not run.started_at then
+    run.attempt_state, run.started_at = 'running', math.max(renewal.started_at, run.slot)
+  end
+  run.state = run.attempt_state
+  if renewal.cancel and run.cancel == '' then
+    run.cancel, run.cancelled_at = renewal.cancel, NOW
+  end
+  save_run(key, run)
+  return { outcome = 'renewed', run = shown(run) }
+end
+
+function acts.look(looked, key)
+  return { run = shown(load_run(key, looked.job, looked.slot)) }
+end
+
+-- Whether the attempt ended as the outcome says.
+local function agrees(outcome, run)
+  if outcome.stopped == 'shutdown' then
+    return run.attempt_reason == 'handed_over'
+  end
+  if outcome.stopped then
+    return run.attempt_state == 'failed' and run.attempt_reason ~= ''
+  end
+  if outcome.failure then
+    return run.attempt_state == 'failed' and run.failure == outcome.failure
+  end
+  return run.attempt_state == 'success' and run.result == outcome.result
+end
+
+-- The attempt is over without a result, and the run with it: nobody takes over.
+local function give_up(run, reason)
+  run.attempt_state, run.attempt_reason, run.attempt_ended_at = 'interrupted', reason, NOW
+  run.lost = reason == 'runner_lost' and 1 or 0
+  if run.cancel ~= '' then
+    run.attempt_state, run.attempt_reason = 'failed', CANCELLED_AS[run.cancel]
+    end_run(run, 'failed', run.attempt_reason)
+  else
+    end_run(run, 'failed', reason == 'not_accepted' and 'not_accepted' or 'runner_lost')
+  end
+end
+
+local function record(run, outcome)
+  local cancel = run.cancel ~= '' and run.cancel or outcome.stopped
+  local failed = cancel ~= nil or outcome.failure ~= nil
+  run.attempt_state, run.attempt_ended_at = failed and 'failed' or 'success', NOW
+  run.attempt_reason = cancel and CANCELLED_AS[cancel] or ''
+  local began = math.max(run.claimed_at, NOW - outcome.elapsed_ms)
+  run.started_at = math.min(run.started_at or began, began)
+  run.failure = outcome.failure or ''
+  run.result = failed and '' or outcome.result
+  run.failed = failed and 1 or 0
+  end_run(run, run.attempt_state, run.attempt_reason)
+end
+
+-- `claim_only.judge_completion`.
+function acts.complete(completion, key)
+  local run = load_run(key, completion.job, completion.slot)
+  if not run or run.token == '' then
+    return { outcome = 'unknown_token', run = shown(run) }
+  end
+  if run.token ~= completion.token then
+    return { outcome = 'fenced', run = shown(run) }
+  end
+  if not FINAL[run.state] then
+    if completion.stopped == 'lease_lost' or completion.stopped == 'fenced' then
+      return { outcome = 'fenced', run = shown(run) }
+    end
+    if completion.stopped == 'shutdown' and run.cancel == '' then
+      give_up(run, 'handed_over')
+    else
+      record(run, completion)
+    end
+    save_run(key, run)
+  end
+  return { outcome = agrees(completion, run) and 'recorded' or 'already_completed', run = shown(run) }
+end
+
+-- `claim_only.judge_release`.
+function acts.release(release, key)
+  local run = load_run(key, release.job, release.slot)
+  if not run or run.token == '' then
+    return { outcome = 'unknown_token', run = shown(run) }
+  end
+  if run.token ~= release.token or run.incarnation ~= release.incarnation then
+    return { outcome = 'fenced', run = shown(run) }
+  end
+  if not FINAL[run.state] then
+    give_up(run, release.reason)
+    save_run(key, run)
+    return { outcome = 'released', run = shown(run) }
+  end
+  local repeated = run.attempt_state == 'interrupted' and run.attempt_reason == release.reason
+  return { outcome = repeated and 'released' or 'fenced', run = shown(run) }
+end
+
+-- Tries every command that runs and claims need, on keys that no run has.
+function acts.probe(_, key)
+  local version = rawget(redis, 'REDIS_VERSION')
+  if OLDEST > 0 and (rawget(redis, 'REDIS_VERSION_NUM') or 0) < OLDEST then
+    return { outcome = 'too_old', version = version }
+  end
+  local probe = key .. ':probe'
+  redis.call('HSET', probe, 'a', '1')
+  redis.call('HGET', probe, 'a')
+  redis.call('HMGET', probe, 'a')
+  redis.call('DEL', probe)
+  redis.call('ZADD', probe, 1, 'a')
+  redis.call('DEL', probe)
+  for _, token in ipairs({ 'a', 'b' }) do
+    take(probe, { slot = NOW, token = token, start_deadline_ms = 0 })
+  end
+  tend(probe)
+  redis.call('DEL', probe .. ':claim:' .. text(NOW), probe .. ':slots', probe .. ':ids')
+  local exact = text(1791633610123456) == '1791633610123456'
+  return { outcome = exact and 'fine' or 'inexact' }
+end
+
+return reply()

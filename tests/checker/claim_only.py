@@ -1,0 +1,104 @@
+"""What backends without leases promise: one attempt a run, nobody's backup, nothing planned.
+
+Overlap is allowed (no F2), nothing is taken over or handed over (no I5, F11, F12), nothing is caught
+up, and the runs of sidecars that are gone may stay unfinished. Pure: imports the events, the history
+and what is common only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.checker.common import (
+    Order,
+    idle_since,
+    missed_needlessly,
+    outlived_their_timeout,
+    patience,
+    results_without_receipt,
+)
+from tests.checker.events import HandlerStarted, HandlerStepped, ResultReceipt, RunSaved
+from tests.checker.history import History, Violation
+
+_GONE = frozenset({"lease_lost", "fenced"})
+"""What a handler is told whose result does not count."""
+
+
+def judge(history: History) -> Iterable[Violation]:
+    """What the history breaks of all that claim-only backends promise."""
+    yield from _ClaimedOrder(history).judge()
+    yield from missed_needlessly(history)
+    yield from _not_told_in_time(history)
+    yield from _left_unended(history)
+    yield from results_without_receipt(history)
+    yield from outlived_their_timeout(history)
+
+
+@dataclass(slots=True)
+class _ClaimedOrder(Order):
+    """Walks through the history. The rules besides: I2, I4, F4, F8, S17, S20."""
+
+    def _new_attempt(self, run: RunSaved, before: RunSaved | None) -> None:
+        Order._new_attempt(self, run, before)
+        key = (run.job, run.slot)
+        if run.attempt != 1:
+            self._say("I2", run, key, f"attempt {run.attempt}, where nobody takes over")
+        if run.fence != run.slot * 1_000:
+            self._say("F4", run, key, f"fence {run.fence} is not the slot's")
+
+    def _same_attempt(self, run: RunSaved, before: RunSaved) -> None:
+        Order._same_attempt(self, run, before)
+        if run.by == "claim":
+            self._say("F8", run, (run.job, run.slot), "the repeat of a claim changed the run")
+
+    def _skipped(self, run: RunSaved) -> None:
+        self._say("S20", run, (run.job, run.slot), f"skipped as {run.reason}: nothing is planned")
+
+    def _step(self, step: HandlerStarted | HandlerStepped) -> None:
+        """I4. The run has not ended; who was told to stop, and does not listen, may go on."""
+        Order._step(self, step)
+        run = self.runs.get((step.job, step.slot))
+        key = (step.job, step.slot)
+        if run is None or run.token != step.token:
+            self._say("I4", step, key, "a trusted step for a run that is another's")
+        elif run.final and step.token not in self.told:
+            seen = f"{run.state} {run.reason}"
+            self._say("I4", step, key, f"a trusted step, while the store has {seen}")
+
+    def _receipt(self, receipt: ResultReceipt) -> None:
+        """S17. A result counts, unless the run had ended before, or its handler was told so."""
+        Order._receipt(self, receipt)
+        handler = self.history.handlers.get(receipt.token)
+        if receipt.status == "recorded" or handler is None:
+            return
+        key = (handler.start.job, handler.start.slot)
+        if self.told.get(receipt.token) not in _GONE and not self.runs[key].final:
+            self._say("S17", receipt, key, f"a result was {receipt.status} for a run in progress")
+
+
+def _not_told_in_time(history: History) -> Iterable[Violation]:
+    """I8, S25: a handler whose run is given up is told before that, or when its process thaws."""
+    for token, handler in history.handlers.items():
+        key = (handler.start.job, handler.start.slot)
+        last = history.saved[key][-1]
+        if last.token != token or last.by != "release":
+            continue
+        end = history.thawed(handler.start.app, last.at)
+        if end >= min(history.stopped_at(handler), history.end_at):
+            continue
+        if handler.told_at is None or handler.told_at > end:
+            yield Violation("I8", end, *key, "given up, and its handler was not told before")
+
+
+def _left_unended(history: History) -> Iterable[Violation]:
+    """F14: a run that nobody runs any more ends, as long as the sidecar that has it lives."""
+    gone = history.gone_by(history.end_at)
+    for key, states in history.saved.items():
+        last = states[-1]
+        if last.final or last.incarnation in gone:
+            continue
+        since = idle_since(history, key)
+        if since + patience(history.jobs[key[0]]) < history.end_at:
+            text = f"{last.state}, though nobody runs it since {since}"
+            yield Violation("F14", history.end_at, *key, text)

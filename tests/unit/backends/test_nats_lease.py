@@ -1,0 +1,386 @@
+"""What a job's subject holds and how a batch is judged on it, without a server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anarchon_backends.nats.records import Unreadable, encode
+from anarchon_backends.nats_lease._judging import (
+    GROWTH_MAX_BYTES,
+    UNFINISHED_MAX,
+    Case,
+    attempts_lacking,
+    drop_definitions,
+    drop_runs,
+    judge_claims,
+    judge_completions,
+    judge_plans,
+    let_go,
+)
+from anarchon_backends.nats_lease._state import (
+    DEFINITIONS_MAX,
+    JobState,
+    run_json,
+    state_bytes,
+    state_from,
+)
+from anarchon_backends.nats_lease._subjects import Subjects, instance_of, job_of, run_at
+from anarchon_server.core import limits, machine
+from anarchon_server.core.model import (
+    Attempt,
+    AttemptCause,
+    CancelReason,
+    Failure,
+    Lease,
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    Run,
+    RunState,
+    Trigger,
+)
+from anarchon_server.core.store import (
+    Claim,
+    ClaimOutcome,
+    Completion,
+    MissedSlot,
+    Plan,
+    TokenOutcome,
+)
+
+T0 = 1_800_000_000_000
+PERIOD = 10_000
+SLOT = T0 + PERIOD
+MESSAGE_BYTES = 1024 * 1024  # a server's max_payload, where nobody has changed it
+LONGEST = "j" * limits.NAME_MAX
+
+
+def at(ms: int) -> machine.Moment:
+    return machine.Moment(ms * 1_000, ms, "", steady=False)
+
+
+def state_of(job: str = "job", schedule: str = "every:10s") -> JobState:
+    return JobState(
+        machine.JobRecord(job, definition_id="d", schedule_id=schedule, definition_at=T0),
+        schedules={schedule: machine.ScheduleRecord(T0, T0)},
+        kept={"d": machine.KeptDefinition("d", schedule, 0, T0)},
+    )
+
+
+def wish(slot: int = SLOT, token: str = "t", **given: Any) -> Claim:
+    values: dict[str, Any] = {
+        "job": "job",
+        "slot": slot,
+        "token": token,
+        "instance_id": "host:1",
+        "incarnation": "inc",
+        "schedule_id": "every:10s",
+        "previous_slot": slot - PERIOD,
+        "overlap": OverlapPolicy.ALLOW,
+        "start_deadline_ms": limits.DAY,
+        "lease_ms": 30_000,
+        "cancel_grace_ms": 5_000,
+        "max_attempts": 3,
+        "window_ms": limits.DAY,
+        "expected_at": slot,
+        "vouched": True,
+    }
+    return Claim(**(values | given))
+
+
+def won(state: JobState, slot: int = SLOT, token: str = "t") -> Run:
+    """The state with a run more."""
+    (answer,) = judge_claims(Case(state, at(slot)), [wish(slot, token)])
+    assert answer.outcome is ClaimOutcome.WON
+    return state.runs[slot]
+
+
+# What the subject holds
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    state = state_of()
+    won(state)
+    case = Case(state, at(SLOT + 31_000))
+    seen: dict[str, Any] = {"seen_attempt": 1, "seen_token": "t", "expected_at": SLOT + 31_000}
+    (answer,) = judge_claims(case, [wish(token="second", **seen)])
+    assert answer.outcome is ClaimOutcome.WON
+    plan = Plan("job", "every:10s", SLOT, tuple(MissedSlot(SLOT + n * 10, 5) for n in (1, 2)))
+    judge_plans(case, [plan], frozenset())
+    state.moved = T0 - 1
+    failure = Failure("E", "half of a character: \ud800", "\x00\n", retry_after_ms=3)
+    run = state.runs[SLOT]
+    assert run.current is not None
+    state.runs[SLOT] = replace(
+        run, current=replace(run.current, failure=failure), cancel=CancelReason.TIMEOUT
+    )
+    again = state_from("job", state_bytes(state))
+    assert again == state
+    assert set(again.past[SLOT]) == {1}
+    assert again.past[SLOT][1].reason == Reason.RUNNER_LOST
+
+
+def test_a_new_job_is_an_empty_object() -> None:
+    empty = JobState(machine.JobRecord("job"))
+    assert json.loads(state_bytes(empty)) == {"record": {}} or state_bytes(empty) == b"{}"
+    assert state_from("job", state_bytes(empty)) == empty
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"record":{"floor":"deep"}}',
+        b'{"runs":{"x":{}}}',
+        b'{"runs":{"1":{"trigger":"schedule","state":"odd"}}}',
+        b'{"runs":{"1":{"state":"skipped"}}}',
+        b'{"schedules":{"s":[1]}}',
+        b'{"past":{"1":{"1":{"attempt":true}}}}',
+    ],
+)
+def test_what_somebody_spoilt_is_said_and_not_guessed_at(spoilt: bytes) -> None:
+    with pytest.raises(Unreadable, match="the job 'job' in the store is not as Anarchon writes it"):
+        state_from("job", spoilt)
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    shown = json.loads(state_bytes(state_of()))
+    shown["record"]["later"] = 1
+    shown["later"] = {}
+    assert state_from("job", encode(shown)) == state_of()
+
+
+def test_s30_missed_slots_take_few_bytes() -> None:
+    state = state_of()
+    slots = tuple(MissedSlot(SLOT + n * PERIOD, 1) for n in range(10_000))
+    plan = Plan("job", "every:10s", T0, slots, limit=limits.CATCH_UP_LIMIT_MAX)
+    judge_plans(Case(state, at(SLOT + 10_001 * PERIOD)), [plan], frozenset())
+    assert len(state.runs) == 10_000
+    assert len(state_bytes(state)) < 160_000
+    assert state_from("job", state_bytes(state)) == state
+
+
+def test_no_job_comes_near_the_size_of_a_message() -> None:
+    """The most of everything at once: unfinished runs, definitions, missed slots, results."""
+    schedule = "s" * 500
+    state = state_of(LONGEST, schedule)
+    for number in range(DEFINITIONS_MAX * 2):
+        state.keep(machine.KeptDefinition(f"{number:032}", schedule, limits.DAY, T0 + number), ())
+    long: dict[str, Any] = {
+        "job": LONGEST,
+        "schedule_id": schedule,
+        "instance_id": "i" * limits.NAME_MAX,
+        "incarnation": "f" * 32,
+    }
+    for number in range(UNFINISHED_MAX):
+        slot = SLOT + number * PERIOD
+        token = f"{number:0{limits.TOKEN_MAX_BYTES}}"
+        (answer,) = judge_claims(Case(state, at(slot)), [wish(slot, token, **long)])
+        assert answer.outcome is ClaimOutcome.WON
+    first = SLOT + UNFINISHED_MAX * PERIOD
+    slots = tuple(MissedSlot(first + n * PERIOD, 1) for n in range(limits.MISSED_LISTED_MAX))
+    settled = state.settled(schedule)
+    assert settled is not None
+    plan = Plan(LONGEST, schedule, settled, slots, limit=limits.CATCH_UP_LIMIT_MAX)
+    judge_plans(Case(state, at(first + 10_001 * PERIOD)), [plan], frozenset())
+    worst = Outcome(
+        failure=Failure(
+            "E" * 256, "\x00" * limits.MESSAGE_MAX_BYTES, "\x00" * limits.TRACE_MAX_BYTES
+        )
+    )
+    case = Case(state, at(first + 10_001 * PERIOD))
+    results = [Completion(LONGEST, run.slot, run.token, worst) for run in list(state.unfinished())]
+    answers = judge_completions(case, results)
+    assert 1 <= len(answers) < len(results), "the rest goes with the next write"
+    assert len(state_bytes(state)) < MESSAGE_BYTES - 64 * 1024
+
+
+def test_a_run_that_goes_on_leaves_its_earlier_attempts_behind() -> None:
+    state = state_of()
+    first = won(state)
+    assert first.current is not None
+    freed = replace(first, freed=Reason.HANDED_OVER, state=RunState.INTERRUPTED)
+    state.save(machine.Saved(freed, (first.current,)))
+    assert state.past == {}, "the newest attempt stands in the run"
+    next_ = replace(first.current, attempt=2, token="second")
+    state.save(machine.Saved(replace(freed, current=next_, freed=""), (next_,)))
+    assert state.past == {SLOT: {1: first.current}}
+
+
+def test_s10_slots_above_what_was_moved_have_their_rows_here_or_none() -> None:
+    state = state_of()
+    won(state, SLOT)
+    won(state, SLOT + PERIOD)
+    assert state.lacks([SLOT, SLOT + PERIOD, SLOT + 2 * PERIOD]) == []
+    state.drop(SLOT + PERIOD)
+    assert state.lacks([SLOT, SLOT + PERIOD, SLOT + 2 * PERIOD]) == [SLOT + PERIOD]
+    assert state.lacks([SLOT - 5]) == [SLOT - 5], "an older slot may have been moved before"
+
+
+def test_s10_a_slot_whose_row_was_not_looked_up_is_not_judged() -> None:
+    state = state_of()
+    state.moved = SLOT
+    with pytest.raises(KeyError):
+        judge_claims(Case(state, at(SLOT)), [wish()])
+    (answer,) = judge_claims(Case(state, at(SLOT), found={SLOT: None}), [wish()])
+    assert answer.outcome is ClaimOutcome.WON
+
+
+def test_s28_definitions_beyond_the_most_go_the_one_unused_longest_first() -> None:
+    state = state_of()
+    for number in range(DEFINITIONS_MAX + 2):
+        kept = machine.KeptDefinition(f"n{number}", f"s{number}", 0, T0 + number)
+        state.schedules[f"s{number}"] = machine.ScheduleRecord(T0, T0)
+        state.keep(kept, ["n0"])
+    assert len(state.kept) == DEFINITIONS_MAX
+    assert {"d", "n0"} <= set(state.kept), "the current one and those that are held stay"
+    assert not {"n1", "n2", "n3"} & set(state.kept)
+    assert set(state.schedules) == {each.schedule_id for each in state.kept.values()}
+
+
+def test_keeping_few_definitions_drops_none() -> None:
+    state = state_of()
+    state.keep(machine.KeptDefinition("e", "every:10s", 0, T0), ())
+    assert set(state.kept) == {"d", "e"}
+
+
+# Judging
+
+
+def test_what_would_not_fit_is_left_for_the_next_write() -> None:
+    state = state_of()
+    runs = [won(state, SLOT + n * PERIOD, f"t{n}") for n in range(50)]
+    case = Case(state, at(SLOT + 51 * PERIOD))
+    results = [
+        Completion("job", run.slot, run.token, Outcome("x" * limits.RESULT_MAX_BYTES))
+        for run in runs
+    ]
+    answers = judge_completions(case, results)
+    assert {each.outcome for each in answers} == {TokenOutcome.RECORDED}
+    assert GROWTH_MAX_BYTES < case.grown < 2 * GROWTH_MAX_BYTES
+    assert len(answers) == GROWTH_MAX_BYTES // limits.RESULT_MAX_BYTES, "of 50"
+
+
+def test_more_unfinished_runs_than_a_job_may_have_are_not_begun() -> None:
+    """Their claims are asked again, until there is room or their slots are missed."""
+    state = state_of()
+    for number in range(UNFINISHED_MAX):
+        won(state, SLOT + number, f"t{number}")
+    before = state_bytes(state)
+    case = Case(state, at(SLOT + UNFINISHED_MAX))
+    (answer,) = judge_claims(case, [wish(SLOT + UNFINISHED_MAX, "more")])
+    assert answer.outcome is ClaimOutcome.UNKNOWN
+    assert (case.changed, state_bytes(state)) == (False, before)
+    (answer,) = judge_claims(case, [wish(SLOT, "t0")])
+    assert answer.outcome is ClaimOutcome.WON, "the repeat of a win begins nothing"
+
+
+def test_s17_the_repeat_of_an_earlier_attempts_result_is_known_from_the_history() -> None:
+    state = state_of()
+    run = won(state)
+    assert run.current is not None
+    earlier = replace(run.current, state=RunState.SUCCESS, result="done", ended_at=SLOT)
+    state.runs[SLOT] = replace(run, current=replace(run.current, attempt=2, token="second"))
+    result = Completion("job", SLOT, "t", Outcome("done"))
+    case = Case(state, at(SLOT))
+    assert attempts_lacking(case, [result]) == {SLOT: [1]}
+    (answer,) = judge_completions(Case(state, at(SLOT), earlier={SLOT: [earlier]}), [result])
+    assert answer.outcome is TokenOutcome.RECORDED
+    (answer,) = judge_completions(Case(state, at(SLOT)), [result])
+    assert answer.outcome is TokenOutcome.FENCED
+    state.past[SLOT] = {1: earlier}
+    assert attempts_lacking(case, [result]) == {SLOT: []}
+    (answer,) = judge_completions(case, [result])
+    assert answer.outcome is TokenOutcome.RECORDED
+
+
+def test_a_judgement_that_changes_nothing_has_nothing_to_write() -> None:
+    state = state_of()
+    won(state)
+    case = Case(state, at(SLOT))
+    judge_claims(case, [wish(token="other"), wish(SLOT + limits.DAY, "early")])
+    assert not case.changed
+
+
+def test_s02_pruning_raises_the_floor_to_what_goes() -> None:
+    state = state_of()
+    run = won(state)
+    state.runs[SLOT] = replace(run, state=RunState.SUCCESS, lease=None, ended_at=SLOT)
+    case = Case(state, at(SLOT))
+    drop_runs(case, [SLOT - PERIOD, SLOT])
+    assert (case.changed, state.runs, state.record.floor) == (True, {}, SLOT)
+    again = Case(state, at(SLOT))
+    drop_runs(again, [SLOT - PERIOD])
+    assert (again.changed, state.record.floor) == (False, SLOT)
+
+
+def test_s28_a_definition_that_was_let_go_is_kept_from_then_on() -> None:
+    state = state_of()
+    case = Case(state, at(T0))
+    let_go(case, ["d", "unknown"], T0 - 1)
+    assert not case.changed
+    let_go(case, ["d"], T0 + 5)
+    assert (case.changed, state.kept["d"].held_at) == (True, T0 + 5)
+    later = Case(state, at(T0 + 5 + limits.DAY))
+    assert drop_definitions(later, (), limits.DAY) == (False, ())
+    later = Case(state, at(T0 + 6 + limits.DAY))
+    assert drop_definitions(later, ["d"], limits.DAY) == (False, ())
+    assert drop_definitions(later, (), limits.DAY) == (True, ())
+    assert set(state.kept) == {"d"}, "the last goes with the job"
+
+
+def test_what_the_history_has_is_never_written_again() -> None:
+    ended = Run("job", SLOT, Trigger.SCHEDULE, RunState.SUCCESS, ended_at=SLOT)
+    state = state_of()
+    state.moved = SLOT
+    case = Case(state, at(SLOT), found={SLOT: ended})
+    with pytest.raises(AssertionError):
+        case.save([machine.Saved(ended)])
+
+
+def test_growth_is_counted_in_bytes() -> None:
+    case = Case(state_of(), at(SLOT))
+    attempt = Attempt(1, "t", 1, "i", "f", AttemptCause.CLAIM, RunState.SUCCESS, 1, result="é" * 99)
+    run = Run("job", SLOT, Trigger.SCHEDULE, RunState.SUCCESS, current=attempt, ended_at=SLOT)
+    case.save([machine.Saved(run)])
+    assert case.grown > 2 * 99
+    assert case.grown == len(encode([run_json(run)]))
+
+
+def test_a_lease_is_read_as_it_was_written() -> None:
+    state = state_of()
+    lease = Lease(SLOT + 1, 30_000, SLOT + 2)
+    state.runs[SLOT] = replace(won(state), lease=lease)
+    assert state_from("job", state_bytes(state)).runs[SLOT].lease == lease
+
+
+# Subjects
+
+
+@pytest.mark.parametrize("name", ["a.b", "a:b", "a/b", "a_b", "a-b", "a", "x" * 128, "a.b.c"])
+def test_s32_names_come_back_from_subjects(name: str) -> None:
+    subjects = Subjects("an", "name.space")
+    assert job_of(subjects.job(name)) == name
+    assert run_at(subjects.run(name, SLOT)) == (name, SLOT)
+    assert instance_of(subjects.instance(name, "f.f")) == (name, "f.f")
+    assert all(subject.count(".") == 4 for subject in (subjects.job(name), subjects.job("a")))
+
+
+def test_s31_what_ends_where_in_a_subject_is_certain() -> None:
+    subjects = {
+        Subjects("an", namespace).job(job)
+        for namespace, job in (("a", "b:c"), ("a:b", "c"), ("a.b", "c"), ("a", "b.c"), ("a", "b/c"))
+    }
+    assert len(subjects) == 5
+
+
+def test_news_are_kept_by_no_stream() -> None:
+    subjects = Subjects("an", "default")
+    assert subjects.all == "an.lease.>"
+    assert not subjects.news.startswith("an.lease.")
