@@ -458,9 +458,23 @@ class MemoryStore:
                     else None,
                     paused_at=job.paused_at,
                     pause_reason=job.pause_reason,
+                    schedules=self._in_use(job, held),
                 )
             )
         return self._reply(now, views, (seen.name for seen in views))
+
+    def _in_use(
+        self, job: machine.JobRecord, held: Iterable[machine.HeldDefinition]
+    ) -> tuple[model.ScheduleInUse, ...]:
+        """The schedules whose slots are slots of the job, each with a definition that has it."""
+        space = self._space
+        ids = {hold.schedule_id: hold.definition_id for hold in held}
+        ids[job.schedule_id] = job.definition_id
+        return tuple(
+            model.ScheduleInUse(schedule_id, settled, space.specs[ids[schedule_id]])
+            for schedule_id in sorted(control.schedules_in_use(job, held))
+            if (settled := space.settled(job.job, schedule_id)) is not None
+        )
 
     async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""

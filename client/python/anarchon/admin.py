@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self, TypeVar
+from uuid import uuid4
 
 import grpc
 
@@ -103,6 +104,43 @@ class AdminClient:
     def get_run(self, job: str, slot: int) -> run_pb2.Run:
         """Return one run, with the stack traces of its attempts. Raises `NotFoundError`."""
         return self._call(self._stub.GetRun, admin_pb2.GetRunRequest(job=job, slot=slot)).run
+
+    def pause_job(self, job: str, *, reason: str = "") -> admin_pb2.Job:
+        """Stop running the job's slots everywhere; return the job as it is now.
+
+        Once this has returned no slot of the job is claimed. What runs goes on, and so do triggered
+        runs. Pausing twice changes nothing. Raises `NotFoundError`.
+        """
+        request = admin_pb2.PauseJobRequest(job=job, reason=reason)
+        return self._call(self._stub.PauseJob, request).job
+
+    def resume_job(self, job: str) -> admin_pb2.Job:
+        """Run the job's slots again, from now on; return the job as it is now.
+
+        Slots that fell due meanwhile are recorded as skipped, in one row. Raises `NotFoundError`.
+        """
+        return self._call(self._stub.ResumeJob, admin_pb2.ResumeJobRequest(job=job)).job
+
+    def trigger_run(self, job: str, *, payload: bytes = b"", request_id: str = "") -> run_pb2.Run:
+        """Make a run of the job that is due now, outside the schedule; return it.
+
+        `payload` (at most 64 KiB) is handed to the handler. The same `request_id` gives the same
+        run; by default one is drawn for each call, and a call that failed may be repeated with its
+        own id only. The run is skipped where the job's overlap policy is `skip` and another run is
+        unfinished. Raises `NotFoundError`; `RefusedError` where 100 triggered runs wait already.
+        """
+        request = admin_pb2.TriggerRunRequest(
+            job=job, payload=payload, request_id=request_id or str(uuid4())
+        )
+        return self._call(self._stub.TriggerRun, request).run
+
+    def cancel_run(self, job: str, slot: int, *, reason: str = "") -> run_pb2.Run:
+        """Ask a run to stop; return it as it is now. One that no instance runs ends at once.
+
+        Raises `NotFoundError`, and `RefusedError` for a run that has ended.
+        """
+        request = admin_pb2.CancelRunRequest(job=job, slot=slot, reason=reason)
+        return self._call(self._stub.CancelRun, request).run
 
     def preview_slots(
         self, job: str | Job, *, after: datetime | None = None, count: int = 10

@@ -38,7 +38,7 @@ from anarchon_server.core.messages import (
     Woken,
 )
 from anarchon_server.core.model import Client, Instance, InstanceState, JobSpec
-from anarchon_server.core.policy import Draw, resolve, shown
+from anarchon_server.core.policy import Draw, Job, resolve, shown
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.stopping import Stopping
 from anarchon_server.core.store import Capabilities, PrunePolicy, Reply
@@ -65,6 +65,7 @@ class Status:
     reasons: tuple[str, ...]
     instance: Instance
     sessions: tuple[SessionView, ...]
+    clock_usable: bool = True
 
 
 class Engine:
@@ -284,8 +285,12 @@ class Engine:
 
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
         """Raises what registering the spec here would: `InvalidError`, `UnsupportedError`."""
+        self.resolve(spec, wall_at)
+
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job that the spec makes here. Raises `InvalidError` and `UnsupportedError`."""
         context = self._context
-        resolve(spec, context.capabilities, context.settings.lease_ms, wall_at)
+        return resolve(spec, context.capabilities, context.settings.lease_ms, wall_at)
 
     def status(self, now: int) -> Status:
         """What the instance is able to do at `now`, and what it has."""
@@ -306,7 +311,14 @@ class Engine:
             )
             for s in context.sessions
         )
-        return Status(not reasons, bool(self._store_up), reasons, self._instance(now), sessions)
+        return Status(
+            not reasons,
+            bool(self._store_up),
+            reasons,
+            self._instance(now),
+            sessions,
+            context.clock_usable,
+        )
 
     def _reasons(self) -> tuple[str, ...]:
         context = self._context

@@ -12,9 +12,10 @@ from anarchon_server.core import limits
 from anarchon_server.core.context import Context
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.messages import Level, Method
+from anarchon_server.core.missed import plan_of
 from anarchon_server.core.model import Instance
 from anarchon_server.core.policy import Job
-from anarchon_server.core.store import MissedSlot, Plan, PlanAnswer, Registration, Reply
+from anarchon_server.core.store import Plan, PlanAnswer, Registration, Reply
 
 
 @dataclass(slots=True)
@@ -284,36 +285,10 @@ class Jobs:
                 break
             self._to_plan.discard(name)
             state = self.registered(name)
-            plan = self._plan(state) if state is not None else None
-            if plan is not None and plan.slots:
+            if state is None:
+                continue
+            plan = plan_of(state.job, state.settled, self._context.store_now)
+            if plan.slots:
                 plans.append(plan)
                 listed += len(plan.slots)
         return tuple(plans)
-
-    def _plan(self, state: JobState) -> Plan:
-        """The newest slots after `settled` that are missed by the clock as we reckon it."""
-        job, schedule = state.job, state.job.schedule
-        missed: list[MissedSlot] = []
-        following: int | None = None
-        # None younger is missed; where the job does not say, it is at most seconds' worth of slots.
-        newest = self._context.store_now - (job.spec.start_deadline_ms or 0)
-        slot = schedule.previous_upto(newest)
-        # So many that those past the limit, which one row stands for, are counted up to its most.
-        most = job.catch_up_limit + limits.MISSED_LISTED_MAX
-        while slot is not None and slot > state.settled and len(missed) < most:
-            after = schedule.next_after(slot) if following is None else following
-            deadline = job.start_deadline(slot, after)
-            if slot < self._context.store_now - deadline:
-                missed.append(MissedSlot(slot, deadline))
-            following, slot = slot, schedule.previous_upto(slot - 1)
-        more = slot is not None and slot > state.settled
-        return Plan(
-            job.name,
-            job.schedule_id,
-            state.settled,
-            tuple(reversed(missed)),
-            more,
-            job.catch_up_limit,
-            job.catch_up,
-            job.definition.window_ms,
-        )

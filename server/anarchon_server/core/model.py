@@ -395,6 +395,18 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleInUse:
+    """A schedule whose slots are slots of its job: the current one, or one a live instance holds.
+
+    `settled` is what the store has settled of it (S20), `spec` a definition that has it.
+    """
+
+    schedule_id: str
+    settled: int
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job as the store shows it: the current definition and what the cluster knows of it."""
 
@@ -406,6 +418,7 @@ class JobView:
     last_run: RunView | None
     paused_at: int | None = None
     pause_reason: str = ""
+    schedules: tuple[ScheduleInUse, ...] = ()
 
 
 def labels_of(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -22,6 +22,7 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.model import Client, JobSpec, Outcome
+from anarchon_server.core.policy import Job
 from anarchon_server.core.store import Reply, Store
 from anarchon_server.loop.processes import ProcessWatch, watchable
 from anarchon_server.loop.streams import Event, Stream
@@ -57,6 +58,10 @@ class Steps(Protocol):
 
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
         """Raises `InvalidError` or `UnsupportedError` for a spec that would be refused."""
+        ...
+
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job that a spec makes, or what `check_spec` raises."""
         ...
 
 
@@ -163,6 +168,10 @@ class Loop:
     def check_spec(self, spec: JobSpec) -> None:
         """Raise `InvalidError` or `UnsupportedError` for a spec that Subscribe would refuse."""
         self._engine.check_spec(spec, self.wall_ms())
+
+    def resolve(self, spec: JobSpec) -> Job:
+        """Return the job that the spec makes here. Raises as `check_spec` does."""
+        return self._engine.resolve(spec, self.wall_ms())
 
     # ── Clients ─────────────────────────────────────────────────────────────────────────────────
 

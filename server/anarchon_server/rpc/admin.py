@@ -33,6 +33,7 @@ from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import RunQuery
 from anarchon_server.loop import Loop
 from anarchon_server.rpc import conversion as wire
+from anarchon_server.rpc.operating import Operator
 from anarchon_server.rpc.sessions import Context, refuse
 
 PREVIEW_DEFAULT = 10
@@ -68,6 +69,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def __init__(self, loop: Loop, namespace: str) -> None:
         self._loop = loop
         self._store = loop.store
+        self._operator = Operator(loop)
         self._namespace = namespace
 
     # ── Jobs ────────────────────────────────────────────────────────────────────────────────────
@@ -217,24 +219,41 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 return admin_pb2.GetInstanceResponse(instance=found)
         raise NotFoundError("instance", request.instance_id, "anarchon instances lists them")
 
-    # ── Not there yet ───────────────────────────────────────────────────────────────────────────
+    # ── Control ─────────────────────────────────────────────────────────────────────────────────
 
     @_answered
-    async def PauseJob(self, _request: admin_pb2.PauseJobRequest) -> admin_pb2.PauseJobResponse:
-        """Refuses: not in this version."""
-        raise self._not_yet("PauseJob")
+    async def PauseJob(self, request: admin_pb2.PauseJobRequest) -> admin_pb2.PauseJobResponse:
+        """Stops running the job's slots everywhere."""
+        job = _job_in(request.job)
+        await self._operator.pause(job, request.reason)
+        view, store_at = await self._job(job)
+        return admin_pb2.PauseJobResponse(job=self._job_out(view, store_at))
 
     @_answered
-    async def ResumeJob(self, _request: admin_pb2.ResumeJobRequest) -> admin_pb2.ResumeJobResponse:
-        """Refuses: not in this version."""
-        raise self._not_yet("ResumeJob")
+    async def ResumeJob(self, request: admin_pb2.ResumeJobRequest) -> admin_pb2.ResumeJobResponse:
+        """Runs the job's slots again, from now on."""
+        job = _job_in(request.job)
+        await self._operator.resume(job)
+        view, store_at = await self._job(job)
+        return admin_pb2.ResumeJobResponse(job=self._job_out(view, store_at))
 
     @_answered
     async def TriggerRun(
-        self, _request: admin_pb2.TriggerRunRequest
+        self, request: admin_pb2.TriggerRunRequest
     ) -> admin_pb2.TriggerRunResponse:
-        """Refuses: not in this version."""
-        raise self._not_yet("TriggerRun")
+        """Makes a run that is due now."""
+        view = await self._operator.trigger(
+            _job_in(request.job), request.request_id, request.payload
+        )
+        return admin_pb2.TriggerRunResponse(run=wire.run_out(view))
+
+    @_answered
+    async def CancelRun(self, request: admin_pb2.CancelRunRequest) -> admin_pb2.CancelRunResponse:
+        """Asks for a run to stop."""
+        job, slot = _job_in(request.job), _slot_in("slot", request.slot)
+        return admin_pb2.CancelRunResponse(run=wire.run_out(await self._operator.cancel(job, slot)))
+
+    # ── Not there yet ───────────────────────────────────────────────────────────────────────────
 
     @_answered
     async def WatchRuns(  # type: ignore[override] # written to, not iterated over
@@ -242,11 +261,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> None:
         """Refuses: not in this version."""
         raise self._not_yet("WatchRuns")
-
-    @_answered
-    async def CancelRun(self, _request: admin_pb2.CancelRunRequest) -> admin_pb2.CancelRunResponse:
-        """Refuses: not in this version."""
-        raise self._not_yet("CancelRun")
 
     def _not_yet(self, feature: str) -> UnsupportedError:
         return UnsupportedError(feature, self._store.capabilities.backend, ())
@@ -265,6 +279,12 @@ def _name_in(field: str, name: str) -> str:
     if "\0" in name:
         raise InvalidError(field, name, "a name has no zero character")
     return name
+
+
+def _job_in(name: str) -> str:
+    if not name:
+        raise InvalidError("job", name, "name the job")
+    return _name_in("job", name)
 
 
 # ── Sessions ────────────────────────────────────────────────────────────────────────────────────

@@ -355,6 +355,7 @@ def assignment_out(assignment: messages.Assignment, instance_id: str) -> session
         trigger=enum_out(assignment.trigger, run_pb2.Trigger, "TRIGGER_"),
         instance_id=instance_id,
         cause=enum_out(assignment.cause, run_pb2.AttemptCause, "ATTEMPT_CAUSE_"),
+        payload=assignment.payload,
     )
     if assignment.lease_end_at is not None:
         message.lease_end_time.CopyFrom(timestamp(assignment.lease_end_at))
@@ -415,7 +416,10 @@ def run_out(view: model.RunView) -> run_pb2.Run:
         blocking_slot=run.blocking_slot,
         slots_covered=run.slots_covered,
         cancel_requested=run.cancel is not None,
+        request_id=run.request_id,
     )
+    if run.retry_at is not None and run.state is model.RunState.RETRYING:
+        message.next_attempt_time.CopyFrom(timestamp(run.retry_at))
     if run.lease is not None and not run.state.final:
         message.lease_end_time.CopyFrom(timestamp(run.lease.end_at))
     return message
