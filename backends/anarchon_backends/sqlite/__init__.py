@@ -6,7 +6,7 @@ Whose clock decides: this machine's. Slots go by its wall clock, leases by its b
 which cannot step; a lease of an earlier boot is over. What it cannot do: serve several hosts,
 or stand on a file system that is shared between them. What it can lose: nothing acknowledged
 at the death of a process; at a power cut, what the disk acknowledged and did not write.
-Imports the port, the machine, the model, the standard library and aiosqlite.
+Imports the port, the rules, the model, the standard library and aiosqlite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TypeVar
 from anarchon_backends.sqlite._connection import Call, Connection
 from anarchon_backends.sqlite._file import File, Library
 from anarchon_backends.sqlite._rows import EVER, Rows
-from anarchon_server.core import machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 
@@ -71,10 +71,18 @@ class SqliteStore:
         self._limit_ms = options.op_timeout_ms * 7 // 8
         self._file = File(path, library, mountinfo, options.op_timeout_ms * 3 // 4)
         self._options = options
-        self._capabilities = port.Capabilities(backend="sqlite", boot_leases=True, notifies=True)
+        self._capabilities = port.Capabilities(
+            backend="sqlite",
+            boot_leases=True,
+            notifies=True,
+            overlap=frozenset(model.OverlapPolicy),
+            catch_up=frozenset(model.CatchUpPolicy),
+            retries=True,
+            control=True,
+        )
         self._connections: list[Connection] = []
         self._store_id = ""
-        self._freed_before = 0
+        self._news_before = 0
         self._pruned_to = ""
 
     def __str__(self) -> str:
@@ -90,7 +98,7 @@ class SqliteStore:
         connection = await self._connect(self._file.open)
         read = self._call(self._identity, "BEGIN")
         try:
-            self._store_id, self._freed_before = await connection.run(read)
+            self._store_id, self._news_before = await connection.run(read)
         except StoreUnavailable as error:
             await self.close()
             raise StoreRefused(str(error)) from error
@@ -160,7 +168,7 @@ class SqliteStore:
 
     @staticmethod
     def _identity(rows: Rows) -> tuple[str, int]:
-        return rows.store_id(), rows.freed()
+        return rows.store_id(), rows.news()
 
     async def claim(self, claims: Sequence[port.Claim]) -> port.Reply[port.ClaimAnswer]:
         """First attempts and takeovers."""
@@ -180,7 +188,11 @@ class SqliteStore:
                 rows.save(verdict.saved)
                 rows.save_job(verdict.job)
                 rows.settle(claim.job, claim.schedule_id, verdict.settled)
-                answers.append(verdict.answer)
+                answer = verdict.answer
+                if answer.outcome is port.ClaimOutcome.WON:
+                    payload = rows.payload(claim.job, claim.slot)
+                    answer = dataclasses.replace(answer, payload=payload)
+                answers.append(answer)
             return self._reply(rows, answers, (claim.job for claim in claims))
 
         return await self._act(work)
@@ -197,12 +209,29 @@ class SqliteStore:
                     rows.now,
                     rows.job(plan.job),
                     schedule.settled if schedule else None,
-                    rows.taken(plan),
+                    _taken(rows, plan),
+                    rows.caught_up(plan.job),
                 )
                 rows.save(verdict.saved)
                 rows.settle(plan.job, plan.schedule_id, verdict.answer.settled)
                 answers.append(verdict.answer)
             return self._reply(rows, answers, (plan.job for plan in plans))
+
+        return await self._act(work)
+
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Pauses, resumes, triggers and cancels."""
+
+        def work(rows: Rows) -> port.Reply[port.ControlAnswer]:
+            answers: list[port.ControlAnswer] = []
+            for act in acts:
+                verdict = _judge(rows, act)
+                rows.save(verdict.saved)
+                rows.save_job(verdict.job)
+                for schedule_id, settled in (verdict.settled or {}).items():
+                    rows.settle(act.job, schedule_id, settled)
+                answers.append(verdict.answer)
+            return self._reply(rows, answers, (act.job for act in acts))
 
         return await self._act(work)
 
@@ -255,7 +284,10 @@ class SqliteStore:
                     past = rows.attempt_of(each.job, each.slot, each.token)
                 verdict = machine.judge_completion(each, rows.now, run, past)
                 rows.save([verdict.saved] if verdict.saved else [])
-                answers.append(verdict.answer)
+                ended = verdict.saved is not None and verdict.saved.ends_a_run
+                due = rows.due(each.job) if ended else None
+                seen = machine.view(due, rows.now) if due else None
+                answers.append(dataclasses.replace(verdict.answer, due=seen))
             return self._reply(rows, answers, (each.job for each in completions))
 
         return await self._act(work)
@@ -374,16 +406,16 @@ class SqliteStore:
         return await self._act(work)
 
     async def watch(self) -> AsyncIterator[None]:
-        """Yields within 250 ms of a run's being freed, counted from `open`."""
+        """Yields within 250 ms of news (`machine.Saved`), counted from `open`."""
         connection = await self._connect(self._file.connect_again)
-        version, freed = -1, self._freed_before
+        version, news = -1, self._news_before
         try:
             while connection in self._connections:
                 changed = await connection.run(Call(self._file.data_version))
                 if changed != version:
-                    version, before = changed, freed
-                    freed = await self._act(Rows.freed, "BEGIN")
-                    if freed != before:
+                    version, before = changed, news
+                    news = await self._act(Rows.news, "BEGIN")
+                    if news != before:
                         yield
                 await asyncio.sleep(_POLL_S)
         finally:
@@ -407,6 +439,37 @@ def _roll_back(db: sqlite3.Connection) -> None:
             db.execute("ROLLBACK")
 
 
+def _taken(rows: Rows, plan: port.Plan) -> set[int]:
+    """Those of the plan's slots that have a row (and others of the job)."""
+    if not plan.slots:
+        return set()
+    return rows.taken(plan.job, plan.slots[0].slot, plan.slots[-1].slot)
+
+
+def _judge(rows: Rows, act: port.Control) -> control.ControlVerdict:
+    now, job = rows.now, rows.job(act.job)
+    match act:
+        case port.Pause():
+            return control.judge_pause(act, now, job, rows.others(act.job, -1))
+        case port.Resume():
+            in_use = control.schedules_in_use(job, rows.held(act.job))
+            schedules = {each: rows.schedule(act.job, each) for each in in_use}
+            settled = {each: record.settled for each, record in schedules.items() if record}
+            since = min(settled.values(), default=now.at)
+            taken = rows.taken(act.job, since)
+            return control.judge_resume(act, now, job, settled, taken, rows.caught_up(act.job))
+        case port.TriggerRun():
+            before = rows.requested(act.job, act.request_id)
+            others, taken = list(rows.others(act.job, -1)), rows.taken(act.job, now.at)
+            verdict = control.judge_trigger(act, now, job, before, taken, others)
+            made = verdict.answer.run
+            if before is None and made is not None:
+                rows.keep_payload(act.job, made.run.slot, act.payload)
+            return verdict
+        case port.CancelRun():
+            return control.judge_cancel(act, now, job, rows.run(act.job, act.slot))
+
+
 def _job_view(rows: Rows, job: machine.JobRecord) -> model.JobView:
     held = rows.held(job.job)
     labels = {each.incarnation: each.instance_id for each in rows.instances()}
@@ -418,6 +481,8 @@ def _job_view(rows: Rows, job: machine.JobRecord) -> model.JobView:
         definitions_differ=machine.definitions_differ(held),
         instance_ids=tuple(sorted({labels[hold.incarnation] for hold in held})),
         last_run=machine.without_traces(machine.view(last, rows.now)) if last else None,
+        paused_at=job.paused_at,
+        pause_reason=job.pause_reason,
     )
 
 

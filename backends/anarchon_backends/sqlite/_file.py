@@ -23,7 +23,7 @@ from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 Library = tuple[int, int, int]
 
 _APPLICATION_ID = 0x414E4152  # "ANAR": a file of ours
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _OPEN_S = 10.0  # how long opening may wait for others that open or write
 _CHECK_S = 1.0  # how long the start's look for damage may take
 _CHECK_STEPS = 10_000  # of SQLite's machine, after which the time is looked at
@@ -57,10 +57,11 @@ _SHARED_FILE_SYSTEMS = frozenset(
 
 _SCHEMA = """
 CREATE TABLE meta (store_id TEXT NOT NULL) STRICT;
-CREATE TABLE freed (namespace TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT;
+CREATE TABLE news (namespace TEXT PRIMARY KEY, times INTEGER NOT NULL) STRICT;
 CREATE TABLE job (
     namespace TEXT NOT NULL, job TEXT NOT NULL, floor INTEGER NOT NULL, fence INTEGER NOT NULL,
     definition_id TEXT NOT NULL, schedule_id TEXT NOT NULL, definition_at INTEGER NOT NULL,
+    paused_at INTEGER, pause_reason TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (namespace, job)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE schedule (
@@ -93,10 +94,17 @@ CREATE TABLE run (
     max_attempts INTEGER NOT NULL, window_ms INTEGER NOT NULL,
     cancel TEXT, cancelled_at INTEGER NOT NULL, cancel_grace_ms INTEGER NOT NULL,
     blocking_slot INTEGER NOT NULL, slots_covered INTEGER NOT NULL, ended_at INTEGER,
+    retries INTEGER NOT NULL DEFAULT 0, retry_at INTEGER,
+    retry_delay_ms INTEGER NOT NULL DEFAULT 0, request_id TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (namespace, job, slot)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX run_newest_first ON run (namespace, slot, job);
 CREATE INDEX run_unfinished ON run (namespace, job, slot) WHERE final = 0;
+CREATE UNIQUE INDEX run_requested ON run (namespace, job, request_id) WHERE request_id <> '';
+CREATE TABLE payload (
+    namespace TEXT NOT NULL, job TEXT NOT NULL, slot INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, job, slot)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE attempt (
     namespace TEXT NOT NULL, job TEXT NOT NULL, slot INTEGER NOT NULL, attempt INTEGER NOT NULL,
     token TEXT NOT NULL, fence INTEGER NOT NULL, instance_id TEXT NOT NULL,
@@ -106,6 +114,24 @@ CREATE TABLE attempt (
     PRIMARY KEY (namespace, job, slot, attempt)
 ) STRICT
 """
+
+# What makes a file of the version before one of the next, by the version before.
+_MIGRATIONS = {
+    1: """
+ALTER TABLE freed RENAME TO news;
+ALTER TABLE job ADD COLUMN paused_at INTEGER;
+ALTER TABLE job ADD COLUMN pause_reason TEXT NOT NULL DEFAULT '';
+ALTER TABLE run ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE run ADD COLUMN retry_at INTEGER;
+ALTER TABLE run ADD COLUMN retry_delay_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE run ADD COLUMN request_id TEXT NOT NULL DEFAULT '';
+CREATE UNIQUE INDEX run_requested ON run (namespace, job, request_id) WHERE request_id <> '';
+CREATE TABLE payload (
+    namespace TEXT NOT NULL, job TEXT NOT NULL, slot INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (namespace, job, slot)
+) STRICT, WITHOUT ROWID
+"""
+}
 
 
 class File:
@@ -245,7 +271,7 @@ class File:
         if not fresh and pragma("application_id") != _APPLICATION_ID:
             raise StoreRefused(f"{self} is another program's database; name another file")
         version = pragma("user_version")
-        if not fresh and version != _SCHEMA_VERSION:
+        if not fresh and version not in (*_MIGRATIONS, _SCHEMA_VERSION):
             raise StoreRefused(
                 f"{self} has schema version {version}, and this version of Anarchon knows "
                 f"{_SCHEMA_VERSION}: run the version that wrote it, or name another file"
@@ -265,17 +291,35 @@ class File:
         self._verified.append(f"SQLite {library}, journal {journal}, synchronous {level}")
         if fresh:
             self._create(db)
+        elif version != _SCHEMA_VERSION:
+            self._migrate(db, version)
 
     def _create(self, db: sqlite3.Connection) -> None:
-        strict = self._library >= (3, 37, 0)
-        schema = _SCHEMA if strict else _SCHEMA.replace(" STRICT, ", " ").replace(" STRICT", "")
         db.execute("BEGIN IMMEDIATE")
-        for statement in schema.split(";"):
-            db.execute(statement)
+        self._carry_out(db, _SCHEMA)
         db.execute("INSERT INTO meta VALUES (?)", (secrets.token_hex(16),))
         db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         db.execute("COMMIT")
+
+    def _migrate(self, db: sqlite3.Connection, version: int) -> None:
+        """From an earlier version to the present one, as a whole or not at all, and never back.
+
+        Whoever still has the file open with an earlier version of Anarchon fails from then on
+        (its rows are too short), rather than clear what it does not know.
+        """
+        db.execute("BEGIN IMMEDIATE")
+        for before in range(version, _SCHEMA_VERSION):
+            self._carry_out(db, _MIGRATIONS[before])
+        db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        db.execute("COMMIT")
+        self._verified.append(f"brought from schema version {version} to {_SCHEMA_VERSION}")
+
+    def _carry_out(self, db: sqlite3.Connection, statements: str) -> None:
+        if self._library < (3, 37, 0):
+            statements = statements.replace(" STRICT, ", " ").replace(" STRICT", "")
+        for statement in statements.split(";"):
+            db.execute(statement)
 
     def _look_for_damage(self, db: sqlite3.Connection) -> None:
         until = time.monotonic() + _CHECK_S

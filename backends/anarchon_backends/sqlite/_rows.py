@@ -17,6 +17,10 @@ from anarchon_server.core import store as port
 
 EVER = 1 << 62  # beyond every instant
 _MANY = 100  # jobs from which on reading a whole table is cheaper
+_JOB = (
+    "SELECT job, floor, fence, definition_id, schedule_id, definition_at, paused_at, pause_reason"
+    " FROM job WHERE namespace = ?"
+)
 
 
 class Rows:
@@ -34,6 +38,8 @@ class Rows:
         self._changed_jobs: set[str] = set()
         self._changed_schedules: set[tuple[str, str]] = set()
         self._saved: dict[str, dict[int, model.Run]] = {}
+        self._is_news = False
+        self._ended_a_run_of: set[str] = set()
         self._live: set[str] | None = None
         self._attempts: dict[tuple[str, int, int], model.Attempt] = {}
 
@@ -50,12 +56,7 @@ class Rows:
 
     def job(self, name: str) -> machine.JobRecord:
         if name not in self._jobs:
-            row = self.one(
-                "SELECT job, floor, fence, definition_id, schedule_id, definition_at"
-                " FROM job WHERE namespace = ? AND job = ?",
-                self._namespace,
-                name,
-            )
+            row = self.one(f"{_JOB} AND job = ?", self._namespace, name)
             self._jobs[name] = machine.JobRecord(*(row or (name,)))
         return self._jobs[name]
 
@@ -142,15 +143,48 @@ class Rows:
         unfinished = (run for run in runs if run and not run.state.final)
         return tuple(machine.view(run, self.now) for run in islice(unfinished, limit))
 
-    def taken(self, plan: port.Plan) -> frozenset[int]:
-        """Those of the plan's slots that have a row."""
-        if not plan.slots:
-            return frozenset()
+    def due(self, job: str) -> model.Run | None:
+        """The job's oldest run that waits."""
+        sql = """
+            SELECT slot FROM run WHERE namespace = ? AND job = ? AND final = 0 AND state = 'due'
+            ORDER BY slot"""
+        stored = (self.run(job, slot) for (slot,) in self._db.execute(sql, (self._namespace, job)))
+        oldest = next((run for run in stored if run is not None and run.waits), None)
+        saved = [run for run in self._saved.get(job, {}).values() if run.waits]
+        waiting = saved if oldest is None else [*saved, oldest]
+        return min(waiting, key=lambda run: run.slot, default=None)
+
+    def caught_up(self, job: str) -> list[model.Run]:
+        """The job's runs that wait since an earlier plan."""
+        unfinished = self.others(job, -1)
+        return [r for r in unfinished if r.waits and r.trigger is model.Trigger.CATCH_UP]
+
+    def taken(self, job: str, first: int, last: int = EVER) -> set[int]:
+        """The job's slots between these two that have a row."""
         sql = "SELECT slot FROM run WHERE namespace = ? AND job = ? AND slot BETWEEN ? AND ?"
-        first, last = plan.slots[0].slot, plan.slots[-1].slot
-        stored = {slot for (slot,) in self.all(sql, self._namespace, plan.job, first, last)}
-        rows = stored.union(self._saved.get(plan.job, ()))
-        return frozenset(rows & {missed.slot for missed in plan.slots})
+        stored = {slot for (slot,) in self.all(sql, self._namespace, job, first, last)}
+        return stored.union(s for s in self._saved.get(job, ()) if first <= s <= last)
+
+    def requested(self, job: str, request_id: str) -> model.Run | None:
+        """The run that the request triggered, if any."""
+        for run in self._saved.get(job, {}).values():
+            if run.request_id and run.request_id == request_id:
+                return run
+        sql = """
+            SELECT slot FROM run WHERE namespace = ? AND job = ? AND request_id = ?
+                AND request_id <> ''"""
+        row = self.one(sql, self._namespace, job, request_id)
+        return self.run(job, row["slot"]) if row else None
+
+    def payload(self, job: str, slot: int) -> bytes:
+        """What came with the call that triggered the run; empty where there was none."""
+        sql = "SELECT payload FROM payload WHERE namespace = ? AND job = ? AND slot = ?"
+        row = self.one(sql, self._namespace, job, slot)
+        return bytes(row["payload"]) if row else b""
+
+    def keep_payload(self, job: str, slot: int, payload: bytes) -> None:
+        values = (self._namespace, job, slot, payload)
+        self._db.execute("INSERT INTO payload VALUES (?, ?, ?, ?)", values)
 
     def newest_run(self, job: str) -> model.Run | None:
         sql = "SELECT * FROM run WHERE namespace = ? AND job = ? ORDER BY slot DESC LIMIT 1"
@@ -212,6 +246,9 @@ class Rows:
         for each in saved:
             run = each.run
             self._runs[run.job, run.slot] = run
+            self._is_news |= each.is_news
+            if each.ends_a_run:
+                self._ended_a_run_of.add(run.job)
             self._saved.setdefault(run.job, {})[run.slot] = run
             for attempt in each.attempts:
                 self._attempts[run.job, run.slot, attempt.attempt] = attempt
@@ -240,15 +277,18 @@ class Rows:
             "DELETE FROM attempt WHERE namespace = ? AND job = ? AND slot = ?", keys
         )
         self._db.executemany("DELETE FROM run WHERE namespace = ? AND job = ? AND slot = ?", keys)
+        self._db.executemany(
+            "DELETE FROM payload WHERE namespace = ? AND job = ? AND slot = ?", keys
+        )
 
     def store_id(self) -> str:
         """The store's identity, drawn when the file was made."""
         ((store_id,),) = self.all("SELECT store_id FROM meta")
         return str(store_id)
 
-    def freed(self) -> int:
-        """How often a run was freed in this namespace."""
-        row = self.one("SELECT times FROM freed WHERE namespace = ?", self._namespace)
+    def news(self) -> int:
+        """How often there was something for the instances of this namespace to look at."""
+        row = self.one("SELECT times FROM news WHERE namespace = ?", self._namespace)
         return row[0] if row else 0
 
     # Definitions and instances
@@ -257,11 +297,7 @@ class Rows:
         """Reads what is kept of many jobs at once rather than one by one."""
         if len(jobs) < _MANY:
             return
-        sql = (
-            "SELECT job, floor, fence, definition_id, schedule_id, definition_at"
-            " FROM job WHERE namespace = ?"
-        )
-        for row in self.all(sql, self._namespace):
+        for row in self.all(_JOB, self._namespace):
             self._jobs.setdefault(row["job"], machine.JobRecord(*row))
         sql = "SELECT job, schedule_id, since, settled FROM schedule WHERE namespace = ?"
         for job, schedule_id, since, settled in self.all(sql, self._namespace):
@@ -394,7 +430,7 @@ class Rows:
         """Writes what changed."""
         runs = [run for saved in self._saved.values() for run in saved.values()]
         self._db.executemany(
-            "INSERT OR REPLACE INTO job VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO job VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(self._namespace, *dataclasses.astuple(self._jobs[j])) for j in self._changed_jobs],
         )
         self._db.executemany(
@@ -407,7 +443,7 @@ class Rows:
         )
         self._db.executemany(
             "INSERT OR REPLACE INTO run VALUES"
-            " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(self._namespace, *_run_values(run)) for run in runs],
         )
         self._db.executemany(
@@ -417,9 +453,9 @@ class Rows:
                 for key, attempt in self._attempts.items()
             ],
         )
-        if any(run.freed for run in runs):
+        if self._is_news or any(self.due(job) is not None for job in self._ended_a_run_of):
             self._db.execute(
-                "INSERT INTO freed VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
+                "INSERT INTO news VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
                 (self._namespace,),
             )
 
@@ -447,6 +483,10 @@ def _run_values(run: model.Run) -> tuple[object, ...]:
         run.blocking_slot,
         run.slots_covered,
         run.ended_at,
+        run.retries,
+        run.retry_at,
+        run.retry_delay_ms,
+        run.request_id,
     )
 
 
@@ -475,6 +515,10 @@ def _run_of(row: sqlite3.Row, current: model.Attempt | None) -> model.Run:
         blocking_slot=row["blocking_slot"],
         slots_covered=row["slots_covered"],
         ended_at=row["ended_at"],
+        retries=row["retries"],
+        retry_at=row["retry_at"],
+        retry_delay_ms=row["retry_delay_ms"],
+        request_id=row["request_id"],
     )
 
 
