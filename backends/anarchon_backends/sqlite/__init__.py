@@ -483,6 +483,21 @@ def _job_view(rows: Rows, job: machine.JobRecord) -> model.JobView:
         last_run=machine.without_traces(machine.view(last, rows.now)) if last else None,
         paused_at=job.paused_at,
         pause_reason=job.pause_reason,
+        schedules=_in_use(rows, job, held),
+    )
+
+
+def _in_use(
+    rows: Rows, job: machine.JobRecord, held: Sequence[machine.HeldDefinition]
+) -> tuple[model.ScheduleInUse, ...]:
+    """The schedules whose slots are slots of the job, each with a definition that has it."""
+    ids = {hold.schedule_id: hold.definition_id for hold in held}
+    ids[job.schedule_id] = job.definition_id
+    settled = rows.all_settled(job.job)
+    return tuple(
+        model.ScheduleInUse(each, settled[each], rows.spec(job.job, ids[each]))
+        for each in sorted(control.schedules_in_use(job, held))
+        if each in settled
     )
 
 

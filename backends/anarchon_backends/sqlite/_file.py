@@ -96,6 +96,7 @@ CREATE TABLE run (
     blocking_slot INTEGER NOT NULL, slots_covered INTEGER NOT NULL, ended_at INTEGER,
     retries INTEGER NOT NULL DEFAULT 0, retry_at INTEGER,
     retry_delay_ms INTEGER NOT NULL DEFAULT 0, request_id TEXT NOT NULL DEFAULT '',
+    cancel_message TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (namespace, job, slot)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX run_newest_first ON run (namespace, slot, job);
@@ -125,6 +126,7 @@ ALTER TABLE run ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE run ADD COLUMN retry_at INTEGER;
 ALTER TABLE run ADD COLUMN retry_delay_ms INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE run ADD COLUMN request_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE run ADD COLUMN cancel_message TEXT NOT NULL DEFAULT '';
 CREATE UNIQUE INDEX run_requested ON run (namespace, job, request_id) WHERE request_id <> '';
 CREATE TABLE payload (
     namespace TEXT NOT NULL, job TEXT NOT NULL, slot INTEGER NOT NULL, payload BLOB NOT NULL,

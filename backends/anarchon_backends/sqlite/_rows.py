@@ -443,7 +443,7 @@ class Rows:
         )
         self._db.executemany(
             "INSERT OR REPLACE INTO run VALUES"
-            " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(self._namespace, *_run_values(run)) for run in runs],
         )
         self._db.executemany(
@@ -487,6 +487,7 @@ def _run_values(run: model.Run) -> tuple[object, ...]:
         run.retry_at,
         run.retry_delay_ms,
         run.request_id,
+        run.cancel_message,
     )
 
 
@@ -519,6 +520,7 @@ def _run_of(row: sqlite3.Row, current: model.Attempt | None) -> model.Run:
         retry_at=row["retry_at"],
         retry_delay_ms=row["retry_delay_ms"],
         request_id=row["request_id"],
+        cancel_message=row["cancel_message"],
     )
 
 

@@ -91,6 +91,21 @@ def _read(file: str) -> bytes:
         raise ClientError(f"--tls-ca {file}: {error.strerror}") from None
 
 
+def slot_of(text: str) -> int:
+    """A slot as it is listed, or in milliseconds since the epoch."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write it as it is listed, 2026-10-10T12:00:10Z, or in milliseconds"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000)
+
+
 # ── Showing ─────────────────────────────────────────────────────────────────────────────────────
 
 

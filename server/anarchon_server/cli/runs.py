@@ -6,7 +6,6 @@ import argparse
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from itertools import chain
 
 from anarchon.admin import AdminClient
@@ -36,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--slot",
         metavar="SLOT",
-        type=_slot,
+        type=_admin.slot_of,
         help="one run in full: its slot as it is listed, or in milliseconds; needs --job",
     )
     parser.add_argument(
@@ -83,20 +82,6 @@ def _states(text: str) -> list[str]:
         if word not in _STATES:
             raise argparse.ArgumentTypeError(f"{word!r}: there are {', '.join(_STATES)}")
     return words
-
-
-def _slot(text: str) -> int:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: write it as it is listed, 2026-10-10T12:00:10Z, or in milliseconds"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1_000)
 
 
 # ── Several runs ────────────────────────────────────────────────────────────────────────────────

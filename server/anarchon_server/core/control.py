@@ -199,7 +199,6 @@ def judge_trigger(
 
 def judge_cancel(cancel: CancelRun, now: Moment, job: JobRecord, run: Run | None) -> ControlVerdict:
     """Asks a run to stop. One that waits, or that no attempt holds, ends at once (S21a)."""
-    del cancel
     if run is None:
         return _answer(ControlOutcome.NOT_FOUND, job)
     if run.state.final:
@@ -211,6 +210,8 @@ def judge_cancel(cancel: CancelRun, now: Moment, job: JobRecord, run: Run | None
         )
     else:
         saved = _asked(run, now, CancelReason.REQUESTED)
+        if run.cancel is None and not saved.run.state.final:
+            saved = replace(saved, run=replace(saved.run, cancel_message=cancel.message))
     return ControlVerdict(
         ControlAnswer(ControlOutcome.DONE, view(saved.run, now)), job, saved=(saved,)
     )

@@ -256,7 +256,7 @@ class Holding:
         self._add(hold)
         if view.run.cancel is not None:
             hold.cancel_stored = True
-            self.cancel(hold, view.run.cancel)
+            self.cancel(hold, view.run.cancel, view.run.cancel_message)
         self._context.log(
             Level.INFO, "run_adopted", job=hold.job, slot=hold.slot, attempt=hold.attempt
         )
@@ -471,7 +471,7 @@ class Holding:
         if asked is None or hold.cancel is not None or hold.finished:
             return
         if hold.handed_over:
-            self.cancel(hold, asked)
+            self.cancel(hold, asked, view.run.cancel_message)
         else:
             self.give_back(hold, Reason.NOT_ACCEPTED)
             self._context.sessions.leave(hold.token)
@@ -493,7 +493,7 @@ class Holding:
         if hold.cancel is not CancelReason.TIMEOUT:  # an adopted one may have it already
             self.cancel(hold, CancelReason.TIMEOUT)
 
-    def cancel(self, hold: Hold, reason: CancelReason) -> None:
+    def cancel(self, hold: Hold, reason: CancelReason, message: str = "") -> None:
         """Asks the client to stop. From the first cancel on, the lease is renewed for
         `cancel_grace` at most (S21a).
         """
@@ -504,7 +504,7 @@ class Holding:
         hold.cancel = reason
         session = self._context.sessions.place_of(hold.token)
         if session is not None:
-            self._context.send(session, Cancelled(hold.token, reason))
+            self._context.send(session, Cancelled(hold.token, reason, message))
         if reason is CancelReason.TIMEOUT:
             hold.renew_at = self._context.now
             self._want_beat()

@@ -508,6 +508,7 @@ def _won(
         window_ms=claim.window_ms,
         cancel=None,
         cancelled_at=0,
+        cancel_message="",
         cancel_grace_ms=claim.cancel_grace_ms,
         retries=claim.retries,
         retry_at=None,

@@ -261,7 +261,7 @@ class Run:
     `current` is its newest attempt. `lost` counts the earlier attempts whose runner died,
     froze or was cut off; `freed` is the reason for which the present attempt was handed
     over or released (empty: it was not). `cancel` and `cancelled_at` (on the lease clock)
-    are a request to stop. The limits are those of the definition that claimed the attempt.
+    are a request to stop, `cancel_message` what it said. The limits are those of the definition that claimed the attempt.
 
     A RETRYING run may be claimed from `retry_at` (store's time) on, `retry_delay_ms` after the
     attempt that failed. `request_id` is that of the call that triggered it.
@@ -281,6 +281,7 @@ class Run:
     window_ms: int = 0
     cancel: CancelReason | None = None
     cancelled_at: int = 0
+    cancel_message: str = ""
     cancel_grace_ms: int = 0
     blocking_slot: int = 0
     slots_covered: int = 0

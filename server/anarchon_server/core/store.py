@@ -401,10 +401,11 @@ class TriggerRun:
 
 @dataclass(frozen=True, slots=True)
 class CancelRun:
-    """A run is to stop; one that no attempt holds ends at once (S21a)."""
+    """A run is to stop; one that no attempt holds ends at once (S21a). `message` is for its handler."""
 
     job: str
     slot: int
+    message: str = ""
 
 
 Control = Pause | Resume | TriggerRun | CancelRun

@@ -251,7 +251,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def CancelRun(self, request: admin_pb2.CancelRunRequest) -> admin_pb2.CancelRunResponse:
         """Asks for a run to stop."""
         job, slot = _job_in(request.job), _slot_in("slot", request.slot)
-        return admin_pb2.CancelRunResponse(run=wire.run_out(await self._operator.cancel(job, slot)))
+        view = await self._operator.cancel(job, slot, request.reason)
+        return admin_pb2.CancelRunResponse(run=wire.run_out(view))
 
     # ── Not there yet ───────────────────────────────────────────────────────────────────────────
 

@@ -43,7 +43,7 @@ class Operator:
     async def pause(self, job: str, reason: str) -> None:
         """From when this returns no slot of the job is claimed. Raises `NotFoundError`."""
         self._can("pause")
-        _within("reason", reason.encode(), limits.PAUSE_REASON_MAX_BYTES)
+        _within("reason", reason.encode(), limits.REASON_MAX_BYTES)
         self._found(await self._ask(Pause(job, reason)), job)
 
     async def resume(self, job: str) -> None:
@@ -80,10 +80,11 @@ class Operator:
                 return answer.run
         raise _changing(job)
 
-    async def cancel(self, job: str, slot: int) -> RunView:
+    async def cancel(self, job: str, slot: int, reason: str) -> RunView:
         """Ask a run to stop. Raises `NotFoundError`, and `RefusedError` for one that has ended."""
         self._can("cancel")
-        answer = await self._ask(CancelRun(job, slot))
+        _within("reason", reason.encode(), limits.REASON_MAX_BYTES)
+        answer = await self._ask(CancelRun(job, slot, reason))
         if answer.outcome is ControlOutcome.NOT_FOUND:
             raise NotFoundError("run", f"{job} {slot}")
         assert answer.run is not None, "a cancel shows its run"

@@ -605,8 +605,8 @@ async def test_an_error_of_ours_is_not_hidden_and_rolls_back(cluster: Cluster) -
     node = await cluster.node()
     await node.register()
     cluster.advance_to(SLOT)
-    wrong = node.wish(SLOT, overlap="queue")
-    with pytest.raises(AssertionError):
+    wrong = node.wish(SLOT, lease_ms=None)
+    with pytest.raises(TypeError):
         await node.store.claim([node.wish(SLOT - PERIOD + 5_000), wrong])
     assert await node.history() == []
     assert (await node.claim(SLOT)).outcome == "won"

@@ -54,8 +54,8 @@ def make_loop(store: Store, on_status: Callable[[Status], None] = lambda _: None
     return Loop(engine, store, SystemClock(), on_status=on_status)
 
 
-async def start_sidecar(**flags: str) -> Sidecar:
-    store = open_store("memory:", OpenOptions("default", SystemClock()))
+async def start_sidecar(*, leases: bool = True, **flags: str) -> Sidecar:
+    store = open_store("memory:", OpenOptions("default", SystemClock(), leases=leases))
     await store.open()
     loop = make_loop(store)
     server = Server(make_config(**flags), loop, VERSION)

@@ -1,0 +1,92 @@
+"""`anarchon trigger`: run a job now, outside its schedule."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from anarchon import ClientError
+from anarchon.admin import AdminClient
+from anarchon.v1 import run_pb2
+from anarchon_server.cli import FAILED, _admin
+
+WAIT_EVERY_S = 0.5
+
+_FINAL = (
+    run_pb2.RUN_STATE_SUCCESS,
+    run_pb2.RUN_STATE_FAILED,
+    run_pb2.RUN_STATE_SKIPPED,
+)
+
+
+# The subparsers object has no public type.
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand `trigger`."""
+    parser = subparsers.add_parser(
+        "trigger",
+        help="run a job now",
+        description="Make a run of a job that is due now, outside its schedule. It obeys the job's "
+        "overlap policy: with skip it is recorded as skipped where another run is unfinished. With "
+        "--wait the exit status is 0 if it succeeded and 1 if not.",
+    )
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument(
+        "--payload", metavar="FILE", help="handed to the handler, at most 64 KiB; -: standard input"
+    )
+    parser.add_argument(
+        "--request-id",
+        metavar="ID",
+        default="",
+        help="makes it safe to repeat: the same id gives the same run (default: one is drawn)",
+    )
+    parser.add_argument("--wait", action="store_true", help="wait until the run has ended")
+    _admin.add_address(parser)
+    _admin.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trigger a run."""
+    return _admin.with_admin("trigger", args, lambda admin: _trigger(args, admin))
+
+
+def _trigger(args: argparse.Namespace, admin: AdminClient) -> int:
+    made = admin.trigger_run(args.job, payload=_payload(args.payload), request_id=args.request_id)
+    if args.wait:
+        made = _ended(admin, made)
+    if args.json:
+        _admin.print_json(made)
+    else:
+        print(f"{args.job} {_admin.shown_slot(made.slot)}: {_outcome(made)}")
+    succeeded = made.state == run_pb2.RUN_STATE_SUCCESS
+    skipped = made.state == run_pb2.RUN_STATE_SKIPPED
+    return FAILED if skipped or (args.wait and not succeeded) else 0
+
+
+def _payload(file: str | None) -> bytes:
+    if file is None:
+        return b""
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ClientError(f"--payload {file}: {error.strerror}") from None
+
+
+def _ended(admin: AdminClient, made: run_pb2.Run) -> run_pb2.Run:
+    while made.state not in _FINAL:
+        time.sleep(WAIT_EVERY_S)
+        made = admin.get_run(made.job, made.slot)
+    return made
+
+
+def _outcome(made: run_pb2.Run) -> str:
+    state = _admin.word_of(made, "state")
+    if made.reason:
+        return f"{state}, {made.reason}"
+    if made.attempts and made.attempts[-1].HasField("failure"):
+        failure = made.attempts[-1].failure
+        return _admin.printable(f"{state}, {failure.type}: {failure.message}")
+    return state

@@ -1,0 +1,201 @@
+"""Pause, resume, trigger and cancel from the command line, on a running sidecar (S29)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anarchon.v1 import run_pb2, session_pb2
+from anarchon_server import cli
+from anarchon_server.cli import trigger
+from tests.unit.server.sidecars import (
+    Sidecar,
+    every,
+    start_sidecar,
+    stop_sidecar,
+    subscribe_request,
+)
+
+Command = Callable[..., Coroutine[Any, Any, tuple[int, str, str]]]
+
+
+@pytest.fixture
+async def sidecar() -> AsyncIterator[Sidecar]:
+    started = await start_sidecar()
+    yield started
+    await stop_sidecar(started)
+
+
+@pytest.fixture
+def command(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command against the sidecar; its status, output and errors."""
+
+    async def run(*arguments: str) -> tuple[int, str, str]:
+        name, *rest = arguments
+        status = await asyncio.to_thread(cli.main, [name, *rest, "--address", sidecar.address])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+class Client:
+    """A session with one job, due once an hour."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self.sidecar = sidecar
+        self.request = subscribe_request(every("report"))
+        self.stream: Any = sidecar.sessions.Subscribe(self.request)
+
+    async def attach(self) -> None:
+        assert (await self.stream.read()).HasField("attached")
+        await self.keep_alive()
+
+    async def keep_alive(self, *tokens: str) -> None:
+        named = session_pb2.KeepAliveRequest(session_id=self.request.session_id, in_flight=tokens)
+        await self.sidecar.sessions.KeepAlive(named)
+
+    async def assignment(self) -> session_pb2.Assignment:
+        """The next attempt; an instance gives none to a client that it has not heard lately."""
+        await self.keep_alive()
+        event = await self.stream.read()
+        assert event.HasField("runs"), event
+        found: session_pb2.Assignment = event.runs.assignments[0]
+        return found
+
+    async def returns(self, assignment: session_pb2.Assignment, result: str = "done") -> None:
+        outcome = run_pb2.Outcome(success=run_pb2.Success(result=result))
+        report = session_pb2.Result(token=assignment.token, outcome=outcome)
+        await self.sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[report]))
+
+
+@pytest.fixture
+async def client(sidecar: Sidecar) -> Client:
+    made = Client(sidecar)
+    await made.attach()
+    return made
+
+
+async def test_a_job_is_paused_with_a_reason_and_resumed(command: Command, client: Client) -> None:
+    status, out, err = await command("pause", "report", "--reason", "month's end")
+    assert (status, err) == (0, "")
+    assert out == "report is paused: none of its slots runs until anarchon resume report\n"
+    _, out, _ = await command("jobs", "--json")
+    shown = json.loads(out)
+    assert (shown["paused"], shown["pause_reason"], shown["next_slots"]) == (
+        True,
+        "month's end",
+        [],
+    )
+    status, out, _ = await command("pause", "report", "--reason", "another", "--json")
+    assert (status, json.loads(out)["pause_reason"]) == (0, "month's end"), "the first stays"
+    status, out, _ = await command("resume", "report")
+    assert status == 0
+    assert out.startswith("report is not paused; next 2")
+    status, out, _ = await command("resume", "report", "--json")
+    assert (status, json.loads(out)["paused"]) == (0, False), "resuming twice is no error"
+
+
+async def test_a_run_is_triggered_with_a_payload_from_a_file(
+    command: Command, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "payload").write_bytes(b"\x00seven")
+    flags = ("--payload", str(tmp_path / "payload"), "--request-id", "r-1")
+    status, out, err = await command("trigger", "report", *flags)
+    assert (status, err) == (0, "")
+    assert out.startswith("report 2")
+    assert out.endswith((": due\n", ": claimed\n"))
+    assignment = await client.assignment()
+    assert assignment.payload == b"\x00seven"
+    assert assignment.trigger == run_pb2.TRIGGER_MANUAL
+    await client.returns(assignment)
+    status, out, _ = await command("trigger", "report", *flags, "--json")
+    again = json.loads(out)
+    assert (again["slot"], again["state"]) == (assignment.slot, "success"), "the same run"
+    assert again["request_id"] == "r-1"
+
+
+async def test_trigger_waits_for_the_end_and_says_how_it_went(
+    command: Command, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trigger, "WAIT_EVERY_S", 0.01)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
+    waiting = asyncio.create_task(command("trigger", "report", "--payload", "-", "--wait"))
+    assignment = await client.assignment()
+    assert assignment.payload == b"from a pipe"
+    await client.returns(assignment)
+    status, out, _ = await waiting
+    assert status == 0
+    assert out.endswith(": success\n")
+    waiting = asyncio.create_task(command("trigger", "report", "--wait"))
+    assignment = await client.assignment()
+    failure = run_pb2.Failure(type="ValueError", message="no\x1b[31m")
+    report = session_pb2.Result(token=assignment.token, outcome=run_pb2.Outcome(failure=failure))
+    await client.sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[report]))
+    status, out, _ = await waiting
+    assert status == 1
+    assert out.endswith(": failed, ValueError: no\\x1b[31m\n")
+
+
+async def test_a_trigger_that_is_skipped_says_why(command: Command, client: Client) -> None:
+    await command("trigger", "report")
+    await client.assignment()
+    status, out, _ = await command("trigger", "report")
+    assert status == 1
+    assert out.endswith(": skipped, overlap\n")
+
+
+async def test_a_run_is_cancelled(command: Command, client: Client) -> None:
+    await command("trigger", "report")
+    assignment = await client.assignment()
+    await client.keep_alive(assignment.token)
+    status, out, _ = await command("cancel", "report", str(assignment.slot), "--reason", "wrong")
+    assert status == 0
+    assert out.endswith("asked to stop\n")
+    event = await client.stream.read()
+    assert event.cancel.reason == run_pb2.CANCEL_REASON_REQUESTED
+    assert event.cancel.message == "wrong"
+    stopped = run_pb2.Outcome(stopped=run_pb2.Stopped(reason=run_pb2.CANCEL_REASON_REQUESTED))
+    report = session_pb2.Result(token=assignment.token, outcome=stopped)
+    await client.sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[report]))
+    status, _, err = await command("cancel", "report", str(assignment.slot))
+    assert status == 1
+    assert err.endswith(f"the run report {assignment.slot} has ended: failed\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pause", "nobody"),
+        ("resume", "nobody"),
+        ("trigger", "nobody"),
+        ("cancel", "nobody", "1000"),
+    ],
+)
+async def test_what_there_is_not_is_said_in_one_line(
+    command: Command, client: Client, arguments: tuple[str, ...]
+) -> None:
+    status, out, err = await command(*arguments)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"anarchon {arguments[0]}: no ")
+    assert err.count("\n") == 1
+
+
+async def test_what_is_too_large_is_refused_by_its_name(
+    command: Command, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "payload").write_bytes(bytes(64 * 1024 + 1))
+    status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "payload"))
+    assert status == 1
+    assert "payload is '65537 bytes': at most 65536 bytes" in err
+    status, _, err = await command("pause", "report", "--reason", "x" * 1_025)
+    assert (status, "reason is '1025 bytes'" in err) == (1, True)
+    status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "none"))
+    assert status == 2
+    assert err.endswith("none: No such file or directory\n")
