@@ -18,9 +18,10 @@ from anarchon_server import failpoints
 from anarchon_server.app import logs
 from anarchon_server.app.stores import OPEN_TIMEOUT_S, doubts_of, find_store, open_store
 from anarchon_server.clock import SystemClock
-from anarchon_server.config import Config
+from anarchon_server.config import Config, load_jobs
 from anarchon_server.core.engine import Engine, Status
 from anarchon_server.core.errors import AnarchonError, StoreError, StoreRefused
+from anarchon_server.core.messages import Reload
 from anarchon_server.core.model import InstanceState
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.slots import TZDATA_VERSION
@@ -38,8 +39,13 @@ CRASHED = 70
 """The exit status where a mistake of ours was met: leases lapse, and others take over."""
 
 REOPEN_FIRST_S, REOPEN_MAX_S = 0.5, 5.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What asks for a stop: a supervisor, Ctrl-C, and a terminal that goes away."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What asks for a stop: a supervisor, and Ctrl-C."""
+
+RELOAD_SIGNAL = signal.SIGHUP
+"""Reads the configuration's jobs again. Without a file of settings it asks for a stop, as it does of
+any program whose terminal goes away.
+"""
 
 CLOSE_GRACE_S = 1.0
 """How long open calls may take to end once the engine has stopped."""
@@ -159,6 +165,7 @@ class Sidecar:
             history_ms=_ms(config.history),
             history_max=config.history_max,
             doubts=doubts,
+            jobs=config.jobs,
         )
         system_random = random.SystemRandom()
         engine = Engine(
@@ -209,10 +216,27 @@ class Sidecar:
             if not events.is_closed():
                 events.call_soon_threadsafe(self._loop.stop)
 
-        for number in STOP_SIGNALS:
+        def reload(_number: int, _frame: object) -> None:
+            if not events.is_closed():
+                events.call_soon_threadsafe(self._reload)
+
+        reloads = self._config.file is not None
+        if reloads:
+            signal.signal(RELOAD_SIGNAL, reload)
+        for number in STOP_SIGNALS if reloads else (*STOP_SIGNALS, RELOAD_SIGNAL):
             # Ignored by who started us, as nohup does with SIGHUP: then it stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, stop)
+
+    def _reload(self) -> None:
+        """Read the configuration's jobs again; what is wrong with them changes nothing."""
+        assert self._config.file is not None, "without a file the signal stops"
+        try:
+            jobs = load_jobs(self._config.file)
+        except AnarchonError as error:
+            _log.error("reload_refused", extra={"fields": {"error": str(error)}})
+            return
+        self._loop.feed(Reload(jobs))
 
     async def _close(self) -> None:
         if self._reopened is not None:
@@ -256,7 +280,7 @@ def _ignore_stop_signals() -> None:
 
     Those that nobody handled yet, since the sidecar never served, are left as they are.
     """
-    for number in STOP_SIGNALS:
+    for number in (*STOP_SIGNALS, RELOAD_SIGNAL):
         if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, signal.SIG_IGN)
 

@@ -14,22 +14,27 @@ import stat
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from anarchon_server.config.address import Address, parse_address, parse_tcp
+from anarchon_server.config.jobs import read_jobs
 from anarchon_server.config.secret import HIDDEN, Secret, redact
 from anarchon_server.core import limits
 from anarchon_server.core.errors import AnarchonError, InvalidError
+from anarchon_server.core.model import JobSpec
 from anarchon_server.core.policy import check_name
 from anarchon_server.core.slots import ScheduleError, format_duration, parse_duration_ms
 
-__all__ = ["HIDDEN", "Address", "Config", "ConfigError", "Secret", "load", "redact"]
+__all__ = ["HIDDEN", "Address", "Config", "ConfigError", "Secret", "load", "load_jobs", "redact"]
 
 PREFIX = "ANARCHON_"
+
+JOBS_KEY = "jobs"
+"""The file's table of jobs, which no flag and no variable has."""
 
 # Variables of the same prefix that are somebody else's: the client's address, the file of settings,
 # the failpoints of tests.
@@ -349,6 +354,11 @@ class Config:
         ),
     ]
 
+    file: Path | None = None
+    """The file of settings, if one was read."""
+    jobs: Mapping[str, JobSpec] = field(default_factory=dict)
+    """Jobs of the file, by name: what they say wins over what clients state."""
+
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key go together: set both or neither")
@@ -372,7 +382,9 @@ class Config:
 
 
 SETTINGS: Mapping[str, Setting] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Config, include_extras=True).items()
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Config, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
 }
 
 
@@ -402,8 +414,12 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Config:
     _check_variables(environ)
     file = flags.get("config") or environ.get("ANARCHON_CONFIG")
     if file:
+        values["file"] = Path(file)
         for name, raw in _read_file(Path(file)).items():
-            values[name] = _read(name, raw, f"key {name} in {file}")
+            if name == JOBS_KEY:
+                values["jobs"] = _jobs(raw, file)
+            else:
+                values[name] = _read(name, raw, f"key {name} in {file}")
     for name in SETTINGS:
         if raw := environ.get(variable_of(name)):
             values[name] = _read(name, raw, f"environment {variable_of(name)}")
@@ -413,6 +429,18 @@ def load(flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Config:
     for name in SETTINGS.keys() - values.keys():
         values[name] = _default(name, environ)
     return Config(**values)
+
+
+def load_jobs(file: Path) -> Mapping[str, JobSpec]:
+    """Return the jobs that the file has now. Raises `ConfigError`."""
+    return _jobs(_read_file(file).get(JOBS_KEY, {}), str(file))
+
+
+def _jobs(raw: object, file: str) -> Mapping[str, JobSpec]:
+    try:
+        return read_jobs(raw)
+    except InvalidError as error:
+        raise ConfigError(f"{error} ({file})") from None
 
 
 def _read(name: str, raw: object, source: str) -> Any:
@@ -441,7 +469,7 @@ def _read_file(path: Path) -> dict[str, object]:
     except RecursionError:
         raise ConfigError(f"config {path}: its values are nested too deeply") from None
     for key in values:
-        if key not in SETTINGS:
+        if key not in SETTINGS and key != JOBS_KEY:
             raise ConfigError(f"config {path}: there is no key {key!r}{_similar(key, SETTINGS)}")
     return values
 

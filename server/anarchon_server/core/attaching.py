@@ -5,11 +5,12 @@ Imports the core's leaves, `jobs`, `holding` and `beating`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 
 from anarchon_server.core import limits
 from anarchon_server.core.beating import Adoption, Beating
+from anarchon_server.core.configured import laid_over
 from anarchon_server.core.context import Context, read_token
 from anarchon_server.core.errors import (
     AnarchonError,
@@ -31,12 +32,13 @@ from anarchon_server.core.messages import (
     KeepAliveAnswer,
     Level,
     Lost,
+    Reload,
     StreamEnded,
     Subscribe,
     UnwatchClient,
     WatchClient,
 )
-from anarchon_server.core.model import CancelReason, Reason
+from anarchon_server.core.model import CancelReason, JobSpec, Reason
 from anarchon_server.core.policy import Job, resolve_all
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.slots import Cron
@@ -99,7 +101,35 @@ class Attaching:
                 "LIMIT_EXCEEDED", f"this sidecar has {limits.SESSIONS_MAX} sessions, its limit"
             )
         near = context.store_now if context.store_time.known else request.wall_at
-        return resolve_all(request.specs, context.capabilities, context.settings.lease_ms, near)
+        return self._resolved(request.specs, context.configured, near)
+
+    def _resolved(
+        self, specs: tuple[JobSpec, ...], configured: Mapping[str, JobSpec], near: int
+    ) -> tuple[Job, ...]:
+        """The jobs of a client, with what the configuration says of them."""
+        context = self._context
+        wanted = tuple(laid_over(spec, configured)[0] for spec in specs)
+        return resolve_all(wanted, context.capabilities, context.settings.lease_ms, near)
+
+    def reload(self, request: Reload) -> None:
+        """The configuration was read again: all of it counts, or, where a job would be refused,
+        nothing of it. A shorter lease counts once every client knows (S15).
+        """
+        context = self._context
+        sessions = tuple(context.sessions)
+        try:
+            offers = [
+                self._resolved(session.specs, request.jobs, context.store_now)
+                for session in sessions
+            ]
+        except AnarchonError as error:
+            context.log(Level.ERROR, "reload_refused", error=str(error))
+            return
+        context.configured = request.jobs
+        for session, jobs in zip(sessions, offers, strict=True):
+            self._jobs.offer(jobs)
+            self._offer_time(session, limits.session_ttl(min(job.lease_ms for job in jobs)))
+        context.log(Level.INFO, "reloaded", jobs=len(request.jobs))
 
     def _opened(self, request: Subscribe, jobs: tuple[Job, ...]) -> Session:
         context = self._context
@@ -115,6 +145,7 @@ class Attaching:
             self._replace_stream(session)
             context.sessions.remove_jobs(session)
         session.client = request.client
+        session.specs = request.specs
         session.jobs = names
         session.max_concurrency = request.max_concurrency
         session.stream_id = request.stream_id
@@ -236,9 +267,11 @@ class Attaching:
     def _notes(self, session: Session) -> tuple[str, ...]:
         """What a reader might not expect of the schedules, then those on the clock in words."""
         jobs = tuple(self._jobs_of(session))
+        configured = self._context.configured
+        differing = (note for spec in session.specs for note in laid_over(spec, configured)[1])
         unexpected = (f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
         in_words = (f"{job.name}: {words}" for job in jobs if (words := self._in_words(job)))
-        notes = tuple(islice(chain(unexpected, in_words), limits.NOTES_MAX + 1))
+        notes = tuple(islice(chain(differing, unexpected, in_words), limits.NOTES_MAX + 1))
         if len(notes) <= limits.NOTES_MAX:
             return notes
         return (*notes[: limits.NOTES_MAX], f"these are the first {limits.NOTES_MAX} notes")

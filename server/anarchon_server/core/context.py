@@ -29,7 +29,9 @@ from anarchon_server.core.timers import Timers
 
 
 class Context:
-    """One engine's shared state. `now` is the moment of the present step."""
+    """One engine's shared state. `now` is the moment of the present step, `configured` the jobs of
+    the configuration as last loaded.
+    """
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Context:
         self.store_time = StoreTime()
         self.sessions = Sessions()
         self.stopping = False
+        self.configured = settings.jobs
         self.clock_offset_ms = 0
         self.quarantined_until = 0
 

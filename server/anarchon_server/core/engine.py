@@ -15,6 +15,7 @@ from anarchon_server.core.attaching import Attaching
 from anarchon_server.core.beating import Beating
 from anarchon_server.core.claiming import Claiming
 from anarchon_server.core.comparing import Comparing
+from anarchon_server.core.configured import laid_over
 from anarchon_server.core.context import Context
 from anarchon_server.core.holding import Holding
 from anarchon_server.core.jobs import Jobs
@@ -28,6 +29,7 @@ from anarchon_server.core.messages import (
     KeepAlive,
     Level,
     Method,
+    Reload,
     Stop,
     StoreFailed,
     StoreReplied,
@@ -152,6 +154,8 @@ class Engine:
                 self._beating.want_sweep()
             case Suspended():
                 self._suspended(event)
+            case Reload():
+                self._attaching.reload(event)
             case Stop():
                 self._stopping.stop()
             case _:
@@ -290,7 +294,8 @@ class Engine:
     def resolve(self, spec: JobSpec, wall_at: int) -> Job:
         """The job that the spec makes here. Raises `InvalidError` and `UnsupportedError`."""
         context = self._context
-        return resolve(spec, context.capabilities, context.settings.lease_ms, wall_at)
+        wanted, _ = laid_over(spec, context.configured)
+        return resolve(wanted, context.capabilities, context.settings.lease_ms, wall_at)
 
     def status(self, now: int) -> Status:
         """What the instance is able to do at `now`, and what it has."""

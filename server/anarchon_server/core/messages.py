@@ -123,6 +123,13 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
+class Reload:
+    """The configuration's jobs are these from now on."""
+
+    jobs: Mapping[str, JobSpec]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The instance is to stop (S23). A second one skips the grace."""
 
@@ -139,6 +146,7 @@ Input = (
     | ClientExited
     | Woken
     | Suspended
+    | Reload
     | Stop
 )
 

@@ -256,8 +256,11 @@ def _check_records(
 def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> None:
     backend = capabilities.backend
     if spec.by_name:
-        raise UnsupportedError(
-            "by_name", backend, (), "give the job a schedule in code, with every() or cron()"
+        raise InvalidError(
+            "name",
+            spec.name,
+            "it is offered by name only, and the sidecar's configuration has no job of this name: "
+            f"add [jobs.{spec.name}] to its file, or give the job a schedule in code",
         )
     if spec.schedule is None:
         raise UnsupportedError("a job without a schedule", backend, (), "set every or cron")

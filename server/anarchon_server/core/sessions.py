@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from anarchon_server.core import limits
-from anarchon_server.core.model import CancelReason, Client
+from anarchon_server.core.model import CancelReason, Client, JobSpec
 from anarchon_server.core.policy import Job
 
 
@@ -19,7 +19,7 @@ from anarchon_server.core.policy import Job
 class Session:
     """One client's attachment. Moments are on the sidecar's boot-time clock.
 
-    `ttl_ms` is the longest time for which the client may still believe in the session;
+    `specs` are as the client stated them. `ttl_ms` is the longest time for which the client may still believe in the session;
     `offered_ms` what it was told last (S15: a shorter one counts once the client has it).
     `places` maps each token that takes a place to its job; `ended` names those of them that
     the client was told to stop and that are no longer held, with the reason. `exited`: its process
@@ -33,6 +33,7 @@ class Session:
     offered_ms: int
     kept_alive_at: int
     client: Client = field(default_factory=Client)
+    specs: tuple[JobSpec, ...] = ()
     jobs: tuple[str, ...] = ()
     max_concurrency: int = 0
     stream_id: int | None = None

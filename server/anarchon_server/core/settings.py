@@ -1,10 +1,12 @@
-"""What an engine is told once, at its start. Imports `limits` only."""
+"""What an engine is told at its start. Imports `limits` and `model` only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from anarchon_server.core import limits
+from anarchon_server.core.model import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,8 @@ class Settings:
     `instance_id` is the label that history shows, `incarnation` the identity behind it,
     drawn at random at each start (S32). `doubts` are the store's, for `GetInstance`.
     `tzdata_version` is that of the zone database that slots are computed with (empty: not known,
-    and then instances are not compared, S5).
+    and then instances are not compared, S5). `jobs` are those of the sidecar's configuration, by
+    name: what they say wins over what clients state.
     """
 
     instance_id: str
@@ -28,3 +31,4 @@ class Settings:
     history_max: int = limits.HISTORY_MAX
     prune_every_ms: int = limits.PRUNE_EVERY
     doubts: tuple[str, ...] = ()
+    jobs: Mapping[str, JobSpec] = field(default_factory=dict)

@@ -152,6 +152,21 @@ def test_s23_a_terminal_that_goes_away_is_a_reason_to_stop(serve: Serve) -> None
     assert any(" stopped" in line for line in sidecar.lines)
 
 
+def test_a_hangup_reads_the_jobs_of_the_file_again(serve: Serve, tmp_path: Path) -> None:
+    file = tmp_path / "anarchon.toml"
+    file.write_text("[jobs.sync]\nevery = '10m'\n")
+    sidecar = serve("--store", "memory:", "--listen", "127.0.0.1:0", "--config", str(file))
+    sidecar.line_with(" ready")
+    file.write_text("[jobs.sync]\nevery = '10 parsecs'\n")
+    sidecar.popen.send_signal(signal.SIGHUP)
+    assert "jobs.sync.every is '10 parsecs'" in sidecar.line_with(" reload_refused")
+    file.write_text("[jobs.sync]\nevery = '5m'\n\n[jobs.other]\nevery = '1h'\n")
+    sidecar.popen.send_signal(signal.SIGHUP)
+    assert "jobs=2" in sidecar.line_with(" reloaded")
+    sidecar.popen.send_signal(signal.SIGTERM)
+    assert sidecar.ended() == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows which signals are ignored")
 def test_a_hangup_that_was_ignored_from_the_start_stays_ignored() -> None:
     line = f"trap '' HUP; exec {sys.executable} -m anarchon_server serve --store memory: --listen "

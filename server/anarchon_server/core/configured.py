@@ -1,0 +1,65 @@
+"""Jobs as a sidecar's configuration has them, laid over what clients state. Pure.
+
+Imports `model` and `slots`' way to write durations only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from anarchon_server.core.model import CronSchedule, EverySchedule, JobSpec, RetrySpec
+from anarchon_server.core.slots import format_duration
+
+_OF_THE_CLIENT = ("name", "by_name")
+
+
+def laid_over(
+    stated: JobSpec, configured: Mapping[str, JobSpec]
+) -> tuple[JobSpec, tuple[str, ...]]:
+    """The job as it counts, and a note for each field that both say differently.
+
+    The configuration wins, field by field. A job that is offered by name and configured is, from
+    here on, like one that was stated in full.
+    """
+    given = configured.get(stated.name)
+    if given is None:
+        return stated, ()
+    notes: list[str] = []
+    changes: dict[str, Any] = {"by_name": False}
+    for field in dataclasses.fields(JobSpec):
+        value, was = getattr(given, field.name), getattr(stated, field.name)
+        if field.name in _OF_THE_CLIENT or not _is_set(field.name, value):
+            continue
+        changes[field.name] = value
+        if _is_set(field.name, was) and was != value:
+            notes.append(
+                f"{stated.name}: {_named(field.name)} is {_shown(field.name, value)} by the "
+                f"sidecar's configuration, not {_shown(field.name, was)}"
+            )
+    return dataclasses.replace(stated, **changes), tuple(notes)
+
+
+def _is_set(field: str, value: object) -> bool:
+    """Whether a field says something: a duration of 0 does, a count of 0 and no labels do not."""
+    return value is not None if field.endswith("_ms") else bool(value)
+
+
+def _named(field: str) -> str:
+    return field.removesuffix("_ms")
+
+
+def _shown(field: str, value: object) -> str:
+    match value:
+        case EverySchedule():
+            offset = f" offset {format_duration(value.offset_ms)}" if value.offset_ms else ""
+            return f"every {format_duration(value.period_ms)}{offset}"
+        case CronSchedule():
+            return f"cron {value.expression!r} in {value.time_zone or 'UTC'}"
+        case RetrySpec():
+            return f"{value.retries} times"
+        case int() if field.endswith("_ms"):
+            return format_duration(value)
+        case _:
+            return str(value)

@@ -1,0 +1,147 @@
+"""Jobs of the sidecar's configuration, laid over what clients state."""
+
+from __future__ import annotations
+
+import pytest
+
+from anarchon_server.core.configured import laid_over
+from anarchon_server.core.errors import InvalidJobsError
+from anarchon_server.core.messages import Attached, Reload
+from anarchon_server.core.model import (
+    CronSchedule,
+    EverySchedule,
+    JobSpec,
+    OverlapPolicy,
+    RetrySpec,
+)
+from tests.unit.server.core.driver import FakeClient, Sidecar, World, every
+
+BY_NAME = JobSpec("sync", by_name=True)
+CONFIGURED = {"sync": JobSpec("sync", EverySchedule(10_000), jitter_ms=0, lease_ms=6_000)}
+
+
+def test_a_job_that_the_configuration_does_not_have_is_as_it_was_stated() -> None:
+    assert laid_over(every(), {}) == (every(), ())
+
+
+def test_a_job_offered_by_name_is_what_the_configuration_says() -> None:
+    spec, notes = laid_over(BY_NAME, CONFIGURED)
+    assert spec == CONFIGURED["sync"]
+    assert not spec.by_name
+    assert notes == ()
+
+
+def test_the_configuration_wins_field_by_field_and_says_so() -> None:
+    stated = JobSpec(
+        "sync",
+        EverySchedule(60_000, 1_000),
+        timeout_ms=5_000,
+        lease_ms=30_000,
+        overlap=OverlapPolicy.SKIP,
+        concurrency=3,
+        retry=RetrySpec(2),
+        cancel_grace_ms=0,
+    )
+    configured = JobSpec(
+        "sync",
+        CronSchedule("0 3 * * *", "Europe/Athens"),
+        lease_ms=30_000,
+        overlap=OverlapPolicy.QUEUE,
+        retry=RetrySpec(5),
+        cancel_grace_ms=2_000,
+    )
+    spec, notes = laid_over(stated, {"sync": configured})
+    assert spec.schedule == configured.schedule
+    assert (spec.timeout_ms, spec.concurrency) == (5_000, 3), "of which it says nothing"
+    assert (spec.overlap, spec.retry, spec.cancel_grace_ms) == ("queue", RetrySpec(5), 2_000)
+    assert notes == (
+        (
+            "sync: schedule is cron '0 3 * * *' in Europe/Athens by the sidecar's configuration, "
+            "not every 1m offset 1s"
+        ),
+        "sync: overlap is queue by the sidecar's configuration, not skip",
+        "sync: retry is 5 times by the sidecar's configuration, not 2 times",
+        "sync: cancel_grace is 2s by the sidecar's configuration, not 0s",
+    )
+
+
+def test_a_duration_of_nothing_is_said_and_a_count_of_nothing_is_not() -> None:
+    spec, _ = laid_over(
+        every(jitter_ms=2_000, concurrency=4), {"sync": JobSpec("sync", jitter_ms=0)}
+    )
+    assert (spec.jitter_ms, spec.concurrency) == (0, 4)
+
+
+def started(configured: dict[str, JobSpec], *specs: JobSpec) -> tuple[World, Sidecar, FakeClient]:
+    world = World()
+    sidecar = Sidecar(world, jobs=configured)
+    sidecar.tick()
+    sidecar.settle()
+    client = sidecar.client(*specs, lasts_ms=100)
+    sidecar.settle()
+    return world, sidecar, client
+
+
+def test_a_job_offered_by_name_is_run_by_the_configurations_schedule() -> None:
+    world, _, client = started(CONFIGURED, BY_NAME)
+    assert client.attached is not None
+    assert client.attached.session_ttl_ms == 3_000
+    world.run_until(25_000)
+    assert world.slots() == [10_000, 20_000]
+
+
+def test_a_job_offered_by_name_that_is_not_configured_is_refused_by_its_name() -> None:
+    _, _, client = started({}, BY_NAME)
+    assert isinstance(client.error, InvalidJobsError)
+    assert "add [jobs.sync] to its file" in str(client.error)
+
+
+def test_what_both_say_differently_is_in_the_first_notes_of_the_session() -> None:
+    _, _, client = started(CONFIGURED, every(lease_ms=30_000))
+    assert client.attached is not None
+    (note,) = client.attached.notes
+    assert note == "sync: lease is 6s by the sidecar's configuration, not 30s"
+
+
+def test_a_reload_changes_schedules_and_policies() -> None:
+    world, sidecar, client = started(CONFIGURED, BY_NAME)
+    world.run_until(12_000)
+    sidecar.feed(Reload({"sync": JobSpec("sync", EverySchedule(3_000), jitter_ms=0)}))
+    sidecar.settle()
+    world.run_until(19_000)
+    assert world.slots() == [10_000, 15_000, 18_000]
+    assert len(sidecar.logged("reloaded")) == 1
+    assert len([e for e in client.events if isinstance(e, Attached)]) == 1, "the session goes on"
+
+
+def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> None:
+    world, sidecar, _ = started({}, every(lease_ms=30_000))
+    world.run_until(10_500)
+    shorter = every(lease_ms=30_000)
+    sidecar.feed(Reload({"sync": JobSpec("sync", lease_ms=3_000)}))
+    world.run_until(20_500)
+    assert world.slots() == [10_000], "the client may still believe in its session for 15 s"
+    assert shorter.lease_ms == 30_000
+    world.run_until(40_500)
+    claims = [claim for claim in sidecar.claims if claim.lease_ms == 3_000]
+    assert claims
+    assert 30_000 in world.slots()
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [{}, {"sync": JobSpec("sync", EverySchedule(10_000), jitter_ms=10_000)}],
+)
+def test_a_reload_that_a_job_does_not_survive_changes_nothing(jobs: dict[str, JobSpec]) -> None:
+    world, sidecar, client = started(CONFIGURED, BY_NAME)
+    sidecar.feed(Reload(jobs))
+    assert len(sidecar.logged("reload_refused")) == 1
+    world.run_until(25_000)
+    assert world.slots() == [10_000, 20_000]
+    assert client.error is None
+
+
+def test_what_is_previewed_is_what_would_be_registered() -> None:
+    _, sidecar, _ = started(CONFIGURED, BY_NAME)
+    job = sidecar.engine.resolve(BY_NAME, 0)
+    assert (job.lease_ms, job.schedule_id) == (6_000, "every 10s")
