@@ -30,7 +30,7 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.model import Failure, Outcome, OverlapPolicy
-from anarchon_server.core.store import Claim, ClaimOutcome, Completion, Doubt, OpenOptions, Store
+from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -659,7 +659,7 @@ async def report_of(url: str, *, timeout_ms: int = 2_000) -> tuple[str, str]:
         report = await store.open()
     finally:
         await store.close()
-    return " ".join(report.verified), " ".join(Doubt.of(doubt).in_full for doubt in report.doubts)
+    return " ".join(report.verified), " ".join(doubt.in_full for doubt in report.doubts)
 
 
 async def test_a_server_that_keeps_everything_leaves_no_doubt(
