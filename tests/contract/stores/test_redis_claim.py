@@ -58,7 +58,9 @@ class On:
     strategy: str
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.strategy}"
+        """As the contract suite names it, where it has it."""
+        kind = "redis" if self.strategy == "idmp" else self.kind
+        return f"{kind}-{self.strategy}"
 
 
 ALL = [
