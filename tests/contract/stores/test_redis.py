@@ -514,7 +514,7 @@ async def test_r3_a_claim_that_no_replica_has_is_unknown_until_one_has_it(
         done = await first.win(SLOT, token=claim.token)
         replica.process.send_signal(signal.SIGSTOP)
         claim = first.wish(SLOT + 1, **FREE)
-        unknown = r"done, but not acknowledged by 1 replicas within 300 ms"
+        unknown = r"done, but not acknowledged by 1 replicas within 600 ms"
         for _ in range(2):
             with pytest.raises(OutcomeUnknown, match=unknown):
                 await first.ask(claim)
