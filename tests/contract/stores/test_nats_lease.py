@@ -21,7 +21,14 @@ from anarchon_backends.nats_lease import SCHEMA, NatsLeaseStore, _jobs
 from anarchon_backends.nats_lease._judging import UNFINISHED_MAX
 from anarchon_backends.nats_lease._subjects import Subjects
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
-from anarchon_server.core.model import Failure, Outcome, OverlapPolicy, Reason, RunState
+from anarchon_server.core.model import (
+    CancelReason,
+    Failure,
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    RunState,
+)
 from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
@@ -390,6 +397,63 @@ async def test_s30_a_crash_in_the_midst_of_the_copies_is_mended_by_the_next_writ
     await second.win(T0 + 5 * PERIOD)
     assert len(await kept(second, subjects_of(second).ended_runs(JOB))) == 3
     assert sorted(await second.states()) == [10, 20, 30, 50]
+
+
+async def test_s17_the_repeat_of_what_an_earlier_attempt_said_is_known_from_the_history(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    seen = await first.win(SLOT)
+    stopped = Outcome(stopped=CancelReason.SHUTDOWN)
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    answer = await second.take_over(seen)
+    assert answer.run is not None
+    await second.renew(answer.run)
+    assert "past" not in await truth(first), "it was copied"
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    assert (await first.complete(seen)).outcome == "fenced"
+    await second.complete(answer.run)
+    cluster.advance(PERIOD)
+    await second.win(SLOT + PERIOD)
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    shown = await first.run(SLOT)
+    assert shown is not None
+    assert [each.attempt for each in shown.attempts] == [1, 2]
+
+
+async def test_s30_a_page_of_many_jobs_lists_the_history_of_few(cluster: Cluster) -> None:
+    (node,) = await cluster.nodes_of(1)
+    jobs = [f"job-{n:03}" for n in range(200)]
+    await node.register(*(definition(job) for job in jobs))
+    for n in range(1, 4):
+        cluster.advance_to(T0 + n * PERIOD)
+        reply = await node.store.claim([node.wish(cluster.now, job=job, **FREE) for job in jobs])
+        results = [
+            Completion(each.run.run.job, each.run.run.slot, each.run.run.token, Outcome())
+            for each in reply.answers
+            if each.run is not None
+        ]
+        await node.store.complete(results)
+    listed = 0
+    jetstream, info = jetstream_of(node), jetstream_of(node).info
+
+    async def counted(stream: str, until: float, asked: Any = None) -> dict[str, Any]:
+        nonlocal listed
+        listed += ".run." in str(asked)
+        return await info(stream, until, asked)
+
+    jetstream.info = counted  # type: ignore[method-assign]
+    whole: list[tuple[int, str]] = []
+    after = None
+    while page := await node.history(limit=50, after=after):
+        whole += [(each.run.slot, each.run.job) for each in page]
+        after = whole[-1]
+        if len(whole) == 250:
+            assert 50 <= listed <= 128, "of 200; four pages of these come from the jobs themselves"
+    assert whole == sorted(
+        ((T0 + n * PERIOD, job) for n in (1, 2, 3) for job in jobs), reverse=True
+    )
 
 
 async def test_s10_a_slot_above_settled_whose_run_is_in_the_history_alone_is_never_won_again(
