@@ -91,8 +91,19 @@ async def prepare(
 ) -> Findings:
     """Connects, makes the streams that are missing, and checks them all and the server.
 
-    Raises `StoreRefused` for what is fatal, with what to change, and `StoreUnavailable`.
+    Raises `StoreRefused` for what is fatal, with what to change, and `StoreUnavailable`; the
+    connection is closed then.
     """
+    try:
+        return await _prepared(connection, jetstream, address, plans)
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def _prepared(
+    connection: Connection, jetstream: JetStream, address: Address, plans: Sequence[StreamPlan]
+) -> Findings:
     found = Findings()
     try:
         server = await connection.open()
