@@ -359,6 +359,7 @@ async def test_busy_another_script_that_does_not_end(
 
         await refused_then_won(node, lambda: None, stop)
         await spinning
+        assert pool_of(node.store).watched, "it was busy, and hides nothing"
 
 
 async def test_loading_a_server_that_reads_its_data(
