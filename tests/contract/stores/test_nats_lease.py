@@ -50,7 +50,7 @@ SLOT = T0 + PERIOD
 FREE: dict[str, Any] = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY}
 SHORT_WINDOW = definition(window=60 * SECOND)
 STREAM = "an-lease"
-PAGE = Path(__file__).parents[3] / "docs/stores/nats.md"
+PAGE = Path(__file__).parents[3] / "docs/stores/nats-lease.md"
 
 
 class Database:
@@ -627,7 +627,7 @@ async def test_twenty_instances_that_open_a_new_store_at_once_make_one() -> None
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_layout_that_this_version_does_not_know_is_refused() -> None:
+async def test_an_unknown_layout_is_refused() -> None:
     prefix = f"t{secrets.token_hex(6)}"
     url = f"{lease_url(nats.session_url())}&prefix={prefix}"
     store = open_store(url, OpenOptions("default", FakeClock()))
@@ -674,6 +674,89 @@ async def test_s01_the_stores_time_decides() -> None:
         assert (await node.claim(slot, **given)).outcome == outcome
     await node.beat(leaving=True)
     await store.close()
+
+
+async def test_a_full_account_refuses_writes_and_loses_none(
+    start: Callable[..., nats.Server],
+) -> None:
+    server = start(
+        "accounts { A { jetstream: { max_file: 300KB }, users: [ { user: u, password: p } ] } }",
+        userinfo="u:p@",
+    )
+    async with cluster_on(lease_url(server.url)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(T0 + 1_000 * PERIOD)
+        done: list[int] = []
+        with pytest.raises(StoreUnavailable, match=r"exceeded|insufficient"):
+            await run_on(node, done)
+        begun = done[-1] + PERIOD
+        shown = {each.run.slot for each in await node.history(limit=1_000)}
+        assert set(done) <= shown <= {*done, begun}, "each acknowledged run is there"
+        assert (await node.claim(done[0], **FREE)).outcome == "lost"
+
+
+async def run_on(node: Node, done: list[int]) -> None:
+    """One run after the other, until one cannot be written."""
+    for n in range(1, 1_000):
+        await node.complete(await node.win(T0 + n * PERIOD, **FREE))
+        done.append(T0 + n * PERIOD)
+
+
+# --- Least privileges ------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+async def test_the_least_privileges_in_the_docs_are_enough_and_each_is_needed(
+    start: Callable[..., nats.Server],
+) -> None:
+    (config,) = re.findall(
+        r"```\n(# permissions of a sidecar with leases\n.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    given = {"userinfo": "anarchon:change-me@"}
+    await everything(lease_url(start(config, **given).url) + "&inbox=_INBOX_anarchon")
+    allowed = re.findall(r'"(\S+)"', config)
+    assert len(allowed) == 10
+    for place, subject in enumerate(allowed):
+        without = re.sub(rf'\n\s*"{re.escape(subject)}",?', "", config, count=1)
+        if place == len(allowed) - 1:  # it stands in both lists
+            without = re.sub(rf'(.*)\n\s*"{re.escape(subject)}",?', r"\1", config, flags=re.DOTALL)
+        assert without.count('"') == config.count('"') - 2
+        server = start(without, **given)
+        with pytest.raises((StoreError, TimeoutError)):
+            await everything(lease_url(server.url) + "&inbox=_INBOX_anarchon")
+        server.stop()
+
+
+async def everything(url: str) -> None:
+    """Whatever a sidecar may ask of its store."""
+    async with cluster_on(url) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        await node.register(SHORT_WINDOW)
+        watch = node.store.watch()
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        cluster.advance_to(SLOT)
+        seen = await node.win(SLOT)
+        await node.renew(seen, started_at=cluster.now)
+        await node.release(seen)
+        async with asyncio.timeout(1):
+            await waiting
+        answer = await node.take_over(seen)
+        assert answer.run is not None
+        await node.complete(answer.run)
+        cluster.advance(PERIOD)
+        await node.complete(await node.win(SLOT + PERIOD))
+        assert (await node.claim(SLOT)).outcome == "lost"
+        assert len(await node.history()) == 2
+        assert len((await node.store.jobs((), "", 10)).answers) == 1
+        assert len((await node.store.instances()).answers) == 1
+        cluster.advance(DAY)
+        await node.register(definition(window=60 * SECOND, labels=(("v", "2"),)))
+        assert await node.prune(history_max=0) == 2
+        await node.beat(leaving=True)
+        cluster.advance(2 * DAY)
+        await node.prune(history_ms=DAY)
+        assert (await node.store.jobs((), "", 10)).answers == ()
 
 
 # --- What somebody spoilt ------------------------------------------------------------------------
