@@ -98,7 +98,9 @@ def _left_unended(history: History) -> Iterable[Violation]:
         last = states[-1]
         if last.final or last.incarnation in gone:
             continue
-        since = idle_since(history, key)
-        if since + patience(history.jobs[key[0]]) < history.end_at:
+        job, since = history.jobs[key[0]], idle_since(history, key)
+        # A claim that came late is given back when nothing that was sent in time comes any more.
+        late_ms = max(history.deadlines.get(key, [0])) + 2 * job.late_ms
+        if since + late_ms + patience(job) < history.end_at:
             text = f"{last.state}, though nobody runs it since {since}"
             yield Violation("F14", history.end_at, *key, text)

@@ -17,7 +17,7 @@ FOLDERS = ("tests/contract", "tests/unit/backends")
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """One test: where it is, the rules it cites, and the texts that it is parametrized with."""
+    """One test: where it is, the rules it cites, and, as texts, what it is parametrized with."""
 
     file: str
     name: str
@@ -51,9 +51,7 @@ class _Collector:
         for item in session.items:
             assert isinstance(item, pytest.Function)
             spec = getattr(item, "callspec", None)
-            texts = (
-                [value for value in spec.params.values() if isinstance(value, str)] if spec else []
-            )
+            texts = map(str, spec.params.values()) if spec else ()
             documents = [item.function.__doc__, item.cls.__doc__ if item.cls else None]
             cited = cited_by(item.originalname, *(each or "" for each in documents))
             self.found.append(

@@ -22,14 +22,31 @@ SUITE = "tests/contract/"
 CLAIM_ONLY_SUITE = "tests/contract/claim_only/"
 STORES = ("tests/contract/stores/", "tests/unit/backends/")
 
-OWN = {
-    "tests/unit/backends/test_memory.py": ("memory",),
-    "tests/unit/backends/test_sqlite.py": ("sqlite",),
-    "tests/contract/stores/test_postgres.py": ("postgres",),
-    "tests/contract/stores/test_redis.py": ("redis", "valkey"),
+OWN: dict[str, dict[str, str]] = {
+    "tests/unit/backends/test_memory.py": {"": "memory"},
+    "tests/unit/backends/test_sqlite.py": {"": "sqlite"},
+    "tests/unit/backends/test_nats_lease.py": {"": "nats-lease"},
+    "tests/contract/stores/test_postgres.py": {"": "postgres"},
+    "tests/contract/stores/test_redis.py": {"": "redis", "valkey": "valkey"},
+    "tests/contract/stores/test_redis_cluster.py": {"": "redis-cluster"},
+    "tests/contract/stores/test_redis_claim.py": {
+        "": "redis-script",
+        "redis-stream-id": "redis-stream-id",
+        "redis8-stream-id": "redis-stream-id",
+        "redis-idmp": "redis-idmp",
+        "valkey-script": "valkey-script",
+        "valkey-stream-id": "redis-stream-id",
+    },
+    "tests/contract/stores/test_nats.py": {"": "nats"},
+    "tests/contract/stores/test_nats_lease.py": {"": "nats-lease"},
+    "tests/contract/stores/test_rabbitmq.py": {
+        "": "rabbitmq",
+        "rabbitmq4": "rabbitmq4",
+        "rabbitmq-new": "rabbitmq-new",
+    },
 }
-"""A store's own tests -> the backends they are about. A test that is parametrized with one of them
-is about that one, any other about the first.
+"""A store's own tests -> what they are parametrized with -> the backend that they are then about.
+Where it is none of these it is that of "".
 """
 
 
@@ -93,8 +110,9 @@ OF_STORES = (
 def backends_of(test: Collected) -> frozenset[str]:
     """The columns that a test belongs to."""
     if test.file in OWN:
-        columns = OWN[test.file]
-        return test.parameters.intersection(columns) or frozenset(columns[:1])
+        by_parameter = OWN[test.file]
+        named = test.parameters & by_parameter.keys()
+        return frozenset(by_parameter[name] for name in named or ("",))
     known = CLAIM_ONLY if test.file.startswith(CLAIM_ONLY_SUITE) else BACKENDS
     return test.parameters.intersection(known)
 
@@ -117,7 +135,7 @@ def problems() -> list[str]:
     """What keeps the tables from being whole: a guarantee without a test, a file of no store."""
     unknown = sorted({test.file for test in own_tests()} - OWN.keys())
     found = [f"{file}: say in OWN which backends it is about" for file in unknown]
-    named = {column for columns in OWN.values() for column in columns}
+    named = {column for by_parameter in OWN.values() for column in by_parameter.values()}
     found += [
         f"OWN names {column}, which the harness does not have"
         for column in sorted(named - BACKENDS.keys() - CLAIM_ONLY.keys())
@@ -158,15 +176,13 @@ def _counted(held_by: Sequence[Collected]) -> str:
 
 def tables() -> dict[str, str]:
     """Each table by its name in the page."""
-    return {
-        "contract": _table([*BACKENDS, *CLAIM_ONLY], CONTRACT, _contract_cell, _suite_count),
-        "own": _table(_own_columns(), OF_STORES, _own_cell, None),
-    }
-
-
-def _own_columns() -> list[str]:
     with_own = {column for test in own_tests() for column in backends_of(test)}
-    return [column for column in (*BACKENDS, *CLAIM_ONLY) if column in with_own]
+    return {
+        "leases": _table([*BACKENDS], CONTRACT, _contract_cell, _suite_count),
+        "claims": _table([*CLAIM_ONLY], CONTRACT, _contract_cell, _suite_count),
+        "own-leases": _table([b for b in BACKENDS if b in with_own], OF_STORES, _own_cell),
+        "own-claims": _table([b for b in CLAIM_ONLY if b in with_own], OF_STORES, _own_cell),
+    }
 
 
 def _suite_count(backend: str) -> str:
@@ -177,7 +193,7 @@ def _table(
     columns: Sequence[str],
     rows: Sequence[Guarantee],
     cell: Callable[[Guarantee, str], str],
-    total: Callable[[str], str] | None,
+    total: Callable[[str], str] | None = None,
 ) -> str:
     lines = [_row("", (f"`{column}`" for column in columns)), "|---" * (len(columns) + 1) + "|"]
     lines += [_row(_headed(row), (cell(row, column) for column in columns)) for row in rows]

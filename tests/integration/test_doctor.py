@@ -91,6 +91,7 @@ def test_as_json_it_is_one_object(store: str, url: str, capsys: pytest.CaptureFi
     assert abs(found["clock_offset_ms"]) < 500
     assert {each["kind"] for each in found["findings"]} <= set(Kind)
     assert any(each["text"].startswith(HOLDS) for each in found["findings"])
+    assert all(each["fix"] for each in found["findings"] if each["kind"] != "verified")
 
 
 async def test_nothing_is_left_in_the_namespace_that_is_served(store: str, url: str) -> None:

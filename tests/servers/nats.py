@@ -73,6 +73,7 @@ class Server:
 
     config: str = ""
     jetstream: bool = True
+    jetstream_domain: str = ""
     name: str = "one"
     cluster_port: int = 0
     routes: tuple[int, ...] = ()
@@ -92,8 +93,7 @@ class Server:
         self.directory = self.directory or mkdtemp(dir=_in_memory())
         if not self.port:
             self.port, self.monitor_port = free_ports(2)
-        file = Path(self.directory) / "server.conf"
-        file.write_text(self._configuration())
+        file = self._configure()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [program, "--config", str(file)],
@@ -139,7 +139,8 @@ class Server:
             f"http: 127.0.0.1:{self.monitor_port}",
         ]
         if self.jetstream:
-            lines.append(f'jetstream {{ store_dir: "{self.directory}/jetstream" }}')
+            domain = f", domain: {self.jetstream_domain}" if self.jetstream_domain else ""
+            lines.append(f'jetstream {{ store_dir: "{self.directory}"{domain} }}')
         if self.cluster_port:
             routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self.routes)
             lines.append(
@@ -147,6 +148,17 @@ class Server:
                 f"routes: [{routes}] }}"
             )
         return "\n".join([*lines, self.config, ""])
+
+    def _configure(self) -> Path:
+        file = Path(self.directory) / "server.conf"
+        file.write_text(self._configuration())
+        return file
+
+    def reload(self) -> None:
+        """Has it read its configuration again, as `config` is now."""
+        assert self.process is not None
+        self._configure()
+        self.process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Ends it at once, as `kill -9` does."""

@@ -22,7 +22,8 @@ class Proxy:
     `drop_replies`: what the server says is swallowed. `hold_replies`, `hold_requests`: it waits
     until `resume`. `cut`: every connection is reset now. `cut_after_requests`: the next thing that
     a client sends reaches the server, whose answer is awaited, and then the connection is reset.
-    `refuse`: new connections are reset, until `resume`.
+    `refuse`: new connections are reset, until `resume`. What stands in `rewrites` is replaced on
+    its way, either way, where it comes in one piece.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -38,6 +39,7 @@ class Proxy:
         self.port = 0
         self.bytes_sent = self.bytes_received = 0
         self.requests = 0
+        self.rewrites: dict[bytes, bytes] = {}
 
     async def __aenter__(self) -> Self:
         self.resume()
@@ -128,6 +130,8 @@ class Proxy:
                 if not gate.is_set():
                     self.held.set()
                     await gate.wait()
+                for old, new in self.rewrites.items():
+                    chunk = chunk.replace(old, new)
                 writer.write(chunk)
                 await writer.drain()
 

@@ -67,6 +67,11 @@ def free_ports(count: int) -> list[int]:
             probe.close()
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @dataclass
 class Broker:
     """A private broker of one node, with an Erlang port mapper of its own, on the loopback.
@@ -246,4 +251,6 @@ def fresh_url(kind: str, options: str = "") -> str:
 def open_virtual(url: str, options: OpenOptions) -> RabbitmqStore:
     """A store on a `fresh_url`."""
     address, _, prefix = url.partition("#")
-    return RabbitmqStore(address_of(address), replace(options, namespace=prefix + options.namespace))
+    return RabbitmqStore(
+        address_of(address), replace(options, namespace=prefix + options.namespace)
+    )

@@ -35,6 +35,7 @@ class Host:
         self._processes = 0
         self._undisturbed_from = 0
         self._able: dict[str, str] = {}
+        self._ghosts: list[tuple[int, App]] = []
         self._restart_sidecar_after: int | None = None
         self._restart_app_after: int | None = None
 
@@ -85,6 +86,8 @@ class Host:
         if self.app is not None:
             app, self.app = self.app, None
             app.die(seen=seen)
+            # Until the sessions it had are lost, the sidecar counts what ran in them.
+            self._ghosts.append((self.world.timeline.now + self.world.longest_lease_ms, app))
         if back_after_ms is not None:
             self.world.timeline.after(back_after_ms, self.start_app)
 
@@ -162,5 +165,8 @@ class Host:
 
     def _below_concurrency(self, app: App, job: str) -> bool:
         most = self.world.job(job).spec.concurrency
-        taken = (*(t for client in app.clients for t in client.in_flight),)
+        now = self.world.timeline.now
+        ghosts = (ghost for until, ghost in self._ghosts if now < until)
+        clients = (client for each in (app, *ghosts) for client in each.clients)
+        taken = (*(token for client in clients for token in client.in_flight),)
         return not most or sum(token.endswith(f".{job}") for token in taken) < most

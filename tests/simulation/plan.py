@@ -26,7 +26,7 @@ WITHOUT_LEASES = 0.2
 """The share of all seeds whose store keeps no leases."""
 WITHOUT_A_CLOCK = 0.4
 """The share of those whose store's claim cannot look at a clock."""
-ASKED_FOR_MS, RECORD_OVER_MS = 5_000, 15_000
+ASKED_FOR_MS, RECORD_OVER_MS = 9_000, 20_000
 """Of those, shorter by as much as a simulation is than an outage: for how long after its deadline an
 unknown claim is asked again, and for how long after it the record of its winner is kept at least (S10).
 Between them lies whatever comes late.

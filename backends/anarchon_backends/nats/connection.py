@@ -24,6 +24,7 @@ from nats.errors import (
     ConnectionClosedError,
     Error,
     MaxPayloadError,
+    NoServersError,
     OutboundBufferLimitError,
 )
 
@@ -35,6 +36,7 @@ Listener = Callable[[bytes], None]
 _NOBODY = "503"
 _PING_S = 10
 _CLOSE_S = 1.0
+_CONNECT_SHARE = 0.8  # of a call's time: whoever waits for a connection learns why there is none
 _FORBIDDEN = re.compile(
     r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE
 )
@@ -99,7 +101,8 @@ class _Link:
         if forbidden is None:
             return
         for subject, answer in self.waiting.values():
-            ours = forbidden[1].lower() == "subscription" or subject == forbidden[2]
+            # The driver shows the server's words in small letters.
+            ours = forbidden[1] == "subscription" or subject.lower() == forbidden[2].lower()
             if ours and not answer.done():
                 answer.set_exception(AccessDenied(self.said.removeprefix("nats: ")))
 
@@ -291,7 +294,7 @@ class Connection:
         name = f"[{host[0]}]" if ":" in host[0] else host[0]
         settings = _credentials(address) | _tls(address)
         try:
-            async with asyncio.timeout(self._timeout_s / len(self._hosts)):
+            async with asyncio.timeout(self._timeout_s * _CONNECT_SHARE / len(self._hosts)):
                 await link.wire.connect(
                     [f"{'tls' if address.tls else 'nats'}://{name}:{host[1]}"],
                     name="anarchon",
@@ -299,7 +302,7 @@ class Connection:
                     disconnected_cb=link.on_end,
                     closed_cb=link.on_end,
                     allow_reconnect=False,
-                    max_reconnect_attempts=0,
+                    max_reconnect_attempts=1,  # 0 would be: again and again, without a pause
                     reconnect_time_wait=0,
                     pending_size=0,
                     flusher_queue_size=0,
@@ -321,7 +324,9 @@ class Connection:
         return link
 
     def _not_let_in(self, host: tuple[str, int], error: Exception, said: str) -> StoreUnavailable:
-        reason = str(error) or said or "no connection in time"
+        reason = str(error) or "no connection in time"
+        if isinstance(error, NoServersError) and said:
+            reason = said  # what the last attempt failed for
         text = f"{self.location}: {host[0]}:{host[1]}: {reason.removeprefix('nats: ')}"
         denied = isinstance(error, AuthorizationError) or _AUTHORIZATION.search(reason)
         return AccessDenied(text) if denied else StoreUnavailable(text)

@@ -26,6 +26,7 @@ NO_STREAM = 10_059
 # What the server answers before it does anything: surely not done.
 _NOT_DONE = frozenset(
     {
+        10_002,  # the account's limits are reached
         10_008,  # temporarily unavailable
         10_009,  # no leader: the cluster of servers has none
         10_023,  # insufficient resources

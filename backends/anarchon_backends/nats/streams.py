@@ -1,6 +1,6 @@
 """Streams, made on first use and looked at whenever a store is opened; and the servers themselves.
 
-Imports the address, JetStream, the errors and the standard library.
+Imports the address, JetStream, the port, the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from anarchon_backends.nats.address import Address
 from anarchon_backends.nats.connection import AccessDenied, Connection, NobodyThereError
 from anarchon_backends.nats.jetstream import NO_STREAM, JetStream, JetStreamError
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
+from anarchon_server.core.store import Doubt
 
 SCHEMA = "anarchon-schema"
 _OLDEST = (2, 11)
 _ENOUGH_REPLICAS = 3
 _PAYLOAD_LEAST = 256 * 1024
+_ROOM_LEAST = 64 * 1024
 _NAME_IN_USE = 10_058
 _SUBJECTS_OVERLAP = 10_065
 _NOT_ENABLED = (10_039, 10_076)
-_NO_ROOM_FOR_REPLICAS = (10_005, 10_052, 10_074)
+_TEMPORARY = (10_008, 10_009)
 
 # What every stream of ours is; a plan adds to it. Durations are nanoseconds, as NATS has them.
 _COMMON: Mapping[str, object] = {
@@ -81,7 +83,7 @@ class Findings:
     """What holds, and what could not be verified or may be lost."""
 
     verified: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
 
 
 async def prepare(
@@ -89,8 +91,19 @@ async def prepare(
 ) -> Findings:
     """Connects, makes the streams that are missing, and checks them all and the server.
 
-    Raises `StoreRefused` for what is fatal, with what to change, and `StoreUnavailable`.
+    Raises `StoreRefused` for what is fatal, with what to change, and `StoreUnavailable`; the
+    connection is closed then.
     """
+    try:
+        return await _prepared(connection, jetstream, address, plans)
+    except BaseException:
+        await connection.close()
+        raise
+
+
+async def _prepared(
+    connection: Connection, jetstream: JetStream, address: Address, plans: Sequence[StreamPlan]
+) -> Findings:
     found = Findings()
     try:
         server = await connection.open()
@@ -108,8 +121,12 @@ async def prepare(
             ) from None
         raise
     found.doubts.append(
-        "sync_interval is not shown to clients: by default the servers write to disk every 2 "
-        "minutes, and a power cut of a majority of them loses claims; set sync_interval: always"
+        Doubt(
+            "the servers' sync_interval is not shown to clients: by default they write to disk every "
+            "2 minutes, and a power cut of a majority of them loses claims",
+            "set jetstream { sync_interval: always } in the servers' configuration",
+            unverified=True,
+        )
     )
     return found
 
@@ -144,14 +161,17 @@ async def _check_account(connection: Connection, jetstream: JetStream, found: Fi
     most, used = int(limits.get("max_storage", -1)), int(account.get("storage", 0))
     if most < 0:
         return
-    if used >= most:
+    if used > most - _ROOM_LEAST:
         raise StoreRefused(
             f"{connection.location}: the account's storage is full ({used} of {most} bytes): raise "
             "its limit max_file"
         )
     found.doubts.append(
-        f"the account may store {most} bytes, of which {used} are used: when they are full, "
-        "nothing can be claimed"
+        Doubt(
+            f"the account may store {most} bytes, of which {used} are used: when they are full, "
+            "nothing can be claimed",
+            "watch it, or lift the account's limit max_file",
+        )
     )
 
 
@@ -173,13 +193,13 @@ async def _made(jetstream: JetStream, address: Address, plan: StreamPlan) -> dic
                 f"{address.location}: another stream has subjects of {', '.join(plan.subjects)}: "
                 "remove it, or choose other names by the URL's option prefix"
             ) from None
-        if error.code in _NO_ROOM_FOR_REPLICAS:
-            raise StoreRefused(
-                f"{address.location}: there are not enough servers for replicas="
-                f"{address.replicas} ({error.code})"
-            ) from None
-        if error.code != _NAME_IN_USE:  # by somebody who made it meanwhile
+        if error.code in _TEMPORARY:
             raise
+        if error.code != _NAME_IN_USE:  # by somebody who made it meanwhile
+            raise StoreRefused(
+                f"{error}: the stream cannot be made; the URL's option replicas is "
+                f"{address.replicas}"
+            ) from None
     return await jetstream.info(plan.name, until)
 
 
@@ -219,14 +239,19 @@ def _check_stream(
     )
     if replicas < _ENOUGH_REPLICAS:
         found.doubts.append(
-            f"the stream {plan.name} is on {replicas} "
-            f"{'server' if replicas == 1 else 'servers'}: what is on its disk is all there is "
-            "(in a cluster of three: the URL's option replicas=3, before the stream is made, or "
-            "`nats stream edit`)"
+            Doubt(
+                f"the stream {plan.name} is on {replicas} "
+                f"{'server' if replicas == 1 else 'servers'}: what is on its disk is all there is",
+                "in a cluster of three, add replicas=3 to the URL before the stream is made, or "
+                f"change it by: nats stream edit {plan.name} --replicas 3",
+            )
         )
     elif offline := [r["name"] for r in cluster.get("replicas") or () if r.get("offline")]:
         found.doubts.append(
-            f"servers that keep the stream {plan.name} are away: {', '.join(offline)}"
+            Doubt(
+                f"servers that keep the stream {plan.name} are away: {', '.join(offline)}",
+                "start them: with one more gone nothing can be claimed",
+            )
         )
 
 

@@ -6,7 +6,8 @@ jobs, the members, the subjects, the machine, the model, the port and the standa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.records import Unreadable, decode
@@ -57,18 +58,49 @@ class Reader:
         names = [query.job] if query.job else await self.job_names(call)
         sittings = await call.each(lambda name: self._jobs.read(name, call), names)
         of_job = {each.state.job: each for each in sittings}
-        listed = await self._history.slots(query.job, call)
-        here = [(each.state.job, slot) for each in sittings for slot in each.state.runs]
-        keys = sorted({(slot, job) for job, slot in (*listed, *here)}, reverse=True)
-        keys = [key for key in keys if _within(key, query)]
         page: list[model.RunView] = []
-        while keys and len(page) < query.limit:
-            some, keys = keys[:_CHUNK], keys[_CHUNK:]
-            found = await call.each(lambda key: self._view(key, of_job, query, call), some)
+        async for keys in self._keys(query, sittings, call):
+            found = await call.each(lambda key: self._view(key, of_job, query, call), keys)
             page += [each for each in found if each is not None]
+            if len(page) >= query.limit:
+                break
         del page[query.limit :]
         jobs = {seen.run.job for seen in page}
         return page, {job: of_job[job].state.record.fence for job in jobs if job in of_job}
+
+    async def _keys(
+        self, query: port.RunQuery, sittings: Iterable[Sitting], call: Call
+    ) -> AsyncIterator[list[tuple[int, str]]]:
+        """The (slot, job) of runs that may be wanted, newest first, some at a time.
+
+        A job's history is listed when nothing newer is left: where many jobs have long ones, a page
+        needs few of them. Until then its newest slot stands for it, behind a mark.
+        """
+        here = {(slot, each.state.job) for each in sittings for slot in each.state.runs}
+        left = [(*key, False) for key in here]
+        if not query.states or any(state.final for state in query.states):
+            newest = _newest_wanted(query)
+            marked = [each.state for each in sittings if each.state.moved >= 0]
+            left += [(min(state.moved, newest), state.job, True) for state in marked]
+        left.sort()
+        some: list[tuple[int, str]] = []
+        while left and (query.from_slot is None or left[-1][0] >= query.from_slot):
+            unlisted: list[str] = []
+            while left and left[-1][2] and len(unlisted) < _CHUNK:
+                unlisted.append(left.pop()[1])
+            if unlisted:
+                listed = await call.each(lambda job: self._history.slots(job, call), unlisted)
+                found = {(slot, job) for keys in listed for job, slot in keys} - here
+                left += [(*key, False) for key in found]
+                left.sort()
+                continue
+            key = left.pop()[:2]
+            if _within(key, query):
+                some.append(key)
+            if len(some) == _CHUNK:
+                yield some
+                some = []
+        yield some
 
     async def _view(
         self, key: tuple[int, str], of_job: dict[str, Sitting], query: port.RunQuery, call: Call
@@ -175,6 +207,12 @@ def _spec(shown: object) -> model.JobSpec:
     if not isinstance(shown, str):
         raise TypeError("the text of a spec expected")
     return model.JobSpec.from_json(shown)
+
+
+def _newest_wanted(query: port.RunQuery) -> int:
+    """The newest slot that the query can ask for."""
+    bounds = [query.slot, query.after and query.after[0], query.until_slot]
+    return min((each for each in bounds if each is not None), default=sys.maxsize)
 
 
 def _within(key: tuple[int, str], query: port.RunQuery) -> bool:

@@ -128,7 +128,7 @@ class RabbitmqStore:
         said = await asyncio.gather(
             *(self._claim(claim, deadline, wins) for claim in claims), return_exceptions=True
         )
-        self._news.tell(wins, self._own.label)
+        self._news.tell(wins)
         answers = _answered(said, port.ClaimAnswer(port.ClaimOutcome.UNKNOWN))
         return self._reply(answers)
 

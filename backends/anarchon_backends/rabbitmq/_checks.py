@@ -50,7 +50,7 @@ def denied(error: AccessDenied, location: str) -> StoreRefused:
     said = str(error).removeprefix(f"{location}: ").rstrip(".")
     if "CERTIFICATE" in said:
         advice = "the URL's option tls_ca names a file with the authorities to trust"
-    elif "vhost" in said:
+    elif said.startswith("NOT_ALLOWED"):
         advice = (
             "the URL's path is the name of a virtual host, which has to be there "
             "(rabbitmqctl add_vhost) and on which the user has to have permissions"

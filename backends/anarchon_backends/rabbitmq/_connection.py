@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from aiormq import Connection
 from aiormq.abc import AbstractChannel
@@ -23,6 +24,7 @@ from aiormq.exceptions import (
     AuthenticationError,
     ConnectionClosed,
     ConnectionNotAllowed,
+    InvalidFrameError,
     ProbableAuthenticationError,
 )
 from yarl import URL
@@ -36,7 +38,7 @@ HEARTBEAT_S = 10
 CHANNELS = 16  # on which one question each may be in flight
 _CHANNEL_MAX = 2_047
 _CLOSE_S = 1.0
-_NOT_ALLOWED = 530
+_LAST_WORDS = re.compile(rb"(?:NOT_ALLOWED|ACCESS_REFUSED) - [ -~]*")
 
 # The driver shouts at whatever we do on purpose, and what goes wrong is in the errors raised.
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)
@@ -68,20 +70,40 @@ class _Wire(Connection):
     FRAME_BUFFER_SIZE = 0
 
 
+class _Reader(asyncio.StreamReader):
+    """Remembers what came last: the driver does not say why a virtual host was not opened."""
+
+    last = b""
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.last = bytes(data)
+        super().feed_data(data)
+
+
 class _Transport(TransportFactory):
     """Connects, and remembers what it connected so that it can be cut off at once."""
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
-        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport | None = None
+        self._reader = _Reader()
 
     async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, self._writer = await asyncio.open_connection(url.host, url.port, ssl=self._tls)
-        return reader, self._writer
+        loop, reader = asyncio.get_running_loop(), self._reader
+        protocol = asyncio.StreamReaderProtocol(reader)
+        self._transport, _protocol = await loop.create_connection(
+            lambda: protocol, url.host or "", url.port or 0, ssl=self._tls
+        )
+        return reader, asyncio.StreamWriter(self._transport, protocol, reader, loop)
+
+    def last_words(self) -> str:
+        """Why the broker closed the connection, if it said so."""
+        found = _LAST_WORDS.search(self._reader.last)
+        return found[0].decode() if found else ""
 
     def cut(self) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Link:
@@ -254,6 +276,11 @@ class Link:
         try:
             async with asyncio.timeout(self._timeout_s / len(self._hosts)):
                 await connection.connect()
+        except InvalidFrameError as error:
+            transport.cut()
+            if said := transport.last_words():
+                raise ConnectionNotAllowed(said) from error
+            raise
         except BaseException:
             transport.cut()
             raise
@@ -322,7 +349,7 @@ def _why_not(error: Exception, location: str) -> StoreUnavailable:
         | ConnectionNotAllowed
         | ProbableAuthenticationError
         | ssl.SSLCertVerificationError,
-    ) or (isinstance(error, ConnectionClosed) and error.args[:1] == (_NOT_ALLOWED,))
+    )
     if isinstance(error, TimeoutError):
         text = "no connection in time"
     elif isinstance(error, ConnectionClosed):

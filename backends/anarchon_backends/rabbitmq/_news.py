@@ -102,13 +102,13 @@ class News:
         """Who has won the slot, if that was heard of."""
         return self._heard.get((job, slot))
 
-    def tell(self, wins: Sequence[Win], instance_id: str) -> None:
-        """Tells all others soon, if there is a way."""
+    def tell(self, wins: Sequence[Win]) -> None:
+        """Tells all others soon, if there is a way, of wins of this instance."""
         if not wins:
             return
         said = {
             "sender": self._sender,
-            "instance": instance_id,
+            "instance": wins[0].instance_id,
             "at": self._clock.wall_us() // 1_000,
             "won": [[win.job, win.slot, win.number] for win in wins],
         }

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import RedisError
 
 from anarchon_backends.redis._address import Address, shown_host
 from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import AccessDenied, Pool
+from anarchon_backends.redis._identity import is_hidden
 from anarchon_backends.redis._text import decode
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 from anarchon_server.core.store import Doubt
@@ -73,7 +74,7 @@ async def _check_one(pool: Pool, address: Address, *, expires: bool) -> Findings
         *(["CONFIG", "GET", name] for name in _SETTINGS),
     )
     for each in answers:
-        if isinstance(each, RedisError) and not _hidden(each):
+        if isinstance(each, RedisError) and not is_hidden(each):
             raise StoreUnavailable(f"{pool.location}: {each}")
     info = _info_of(answers[: len(_SECTIONS)])
     settings = _settings_of(answers[len(_SECTIONS) :], info)
@@ -185,12 +186,6 @@ def not_run(error: RedisError, location: str, page: str = "redis.md") -> StoreRe
         f"{location}: it does not carry out the scripts: {said}. docs/stores/{page} lists the "
         "commands, keys and channels that the user needs"
     )
-
-
-def _hidden(error: RedisError) -> bool:
-    """Whether the server keeps this from its users, as managed ones do."""
-    text = str(error).lower()
-    return isinstance(error, NoPermissionError) or "unknown" in text or "not allowed" in text
 
 
 def _info_of(answers: list[object]) -> dict[str, str]:

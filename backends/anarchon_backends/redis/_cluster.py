@@ -154,7 +154,7 @@ class Cluster:
 
     async def discard(self, connection: Connection) -> None:
         """Closes a connection, whatever state it is in."""
-        for pool in self._pools.values():
+        for pool in (*self._seeds.values(), *self._pools.values()):
             await pool.discard(connection)
 
     async def _over_the_nodes(

@@ -48,9 +48,7 @@ Command = Sequence[str | bytes | int]
 CONNECTIONS = 4  # claims, heartbeats, results and reading do not wait for each other
 _CLOSE_S = 1.0
 _LOOK_S = 10.0  # a connection looks so often whether its server is still the one it was
-_KEPT_SHARE = (
-    3  # of a call's time, what it may wait for replicas or the disk: twice, if a script is new
-)
+_KEPT_SHARE = 2 / 3  # of a call's time, what it may wait for replicas or the disk
 
 # Answers which mean that nothing was done, also when a command inside of a script met them: they
 # stop a script only before its first write.
@@ -116,6 +114,7 @@ class Pool:
         self._sentinels = list(address.hosts)
         self._open = False
         self._identity = Identity()
+        self._taught: set[str] = set()  # digests of scripts that the server has been sent
         self._looked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
     @property
@@ -203,14 +202,13 @@ class Pool:
         kept = True
         places, known = list(range(len(calls))), True
         while places:
-            forms = [
-                ("EVALSHA", call.script.sha) if known else ("EVAL", call.script.source)
-                for call in calls
-            ]
-            commands: list[Command] = [
-                [*forms[place], len(calls[place].keys), *calls[place].keys, calls[place].batch]
-                for place in places
-            ]
+            commands: list[Command] = []
+            # Where it waits there is no time to wait twice: a script is sent whole the first time.
+            sure = known and not safe
+            taught = set(self._taught) if safe and known else set()
+            for call in (calls[place] for place in places):
+                commands.append(_command_of(call, known=sure or call.script.sha in taught))
+                taught.add(call.script.sha)
             await _send(connection, *commands, *([safe] if safe else []))
             for place in places:
                 try:
@@ -222,6 +220,7 @@ class Pool:
             # After a restart, a fail-over, or SCRIPT FLUSH.
             places = [p for p in places if known and isinstance(answers[p], NoScriptError)]
             known = False
+            self._taught = set() if places else self._taught | taught
         return kept
 
     def _told(self, said: Any, otherwise: StoreError | None) -> Answer:
@@ -268,7 +267,7 @@ class Pool:
     # Durability
 
     def _command_that_waits(self) -> Command | None:
-        wait_ms = self._timeout_ms // _KEPT_SHARE
+        wait_ms = int(self._timeout_ms * _KEPT_SHARE)
         if self._address.fsync:
             return ["WAITAOF", 1, 0, wait_ms]
         if self._address.replicas:
@@ -283,7 +282,7 @@ class Pool:
 
     def _not_kept(self) -> str:
         where = "disk" if self._address.fsync else f"{self._address.replicas} replicas"
-        wait_ms = self._timeout_ms // _KEPT_SHARE
+        wait_ms = int(self._timeout_ms * _KEPT_SHARE)
         return f"{self.location}: done, but not acknowledged by {where} within {wait_ms} ms"
 
     # Connections
@@ -441,6 +440,12 @@ class Pool:
             "ssl_check_hostname": address.tls_verify,
         }
         return SSLConnection(**settings)
+
+
+def _command_of(call: Call, *, known: bool) -> Command:
+    """A script is sent whole where the server does not know it."""
+    form = ("EVALSHA", call.script.sha) if known else ("EVAL", call.script.source)
+    return [*form, len(call.keys), *call.keys, call.batch]
 
 
 async def _send(connection: Connection, *commands: Command) -> None:

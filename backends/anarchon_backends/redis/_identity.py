@@ -9,9 +9,15 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 _FIELD = re.compile(r"^(master_replid|evicted_keys|maxmemory_policy):([^\r\n]*)", re.MULTILINE)
+
+
+def is_hidden(error: RedisError) -> bool:
+    """Whether the server keeps this from its users, as managed ones do."""
+    text = str(error).lower()
+    return isinstance(error, NoPermissionError) or "unknown" in text or "not allowed" in text
 
 
 class Identity:
@@ -35,11 +41,10 @@ class Identity:
     def learn(self, answers: Sequence[object]) -> None:
         """Takes in the answers to the `QUESTIONS`."""
         told = [each.decode("utf-8", "replace") for each in answers if isinstance(each, bytes)]
-        refused = any(isinstance(each, RedisError) for each in answers)
         found = dict(_FIELD.findall("\n".join(told)))
         lineage = found.get("master_replid", "")
-        if not lineage:
-            self.visible = not refused
+        if not lineage:  # for good, or because the server is busy
+            self.visible = not any(isinstance(e, RedisError) and is_hidden(e) for e in answers)
             return
         evicted = int(found.get("evicted_keys", "0"))
         changed = bool(self.lineage) and lineage != self.lineage

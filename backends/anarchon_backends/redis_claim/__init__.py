@@ -367,7 +367,8 @@ class RedisClaimStore:
     async def prune(self, policy: port.PrunePolicy) -> port.Reply[int]:
         """Deletes a batch of old runs, and definitions and instances long gone.
 
-        One call looks at 200 jobs; the next goes on where it ended.
+        One call looks at 200 jobs; the next goes on where it ended. In a cluster, where nobody
+        counts over the nodes, the batch is one of each job.
         """
         said = await self._ask_namespace("forget")
         for each in said["gone"] or ():

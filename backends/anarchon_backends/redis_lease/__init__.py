@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
@@ -242,8 +243,9 @@ class RedisLeaseStore:
         )
         if beat.leaving:
             incarnation = beat.instance.incarnation
-            survey = await self._calls.of_namespace(_scripts.SURVEY, {"leaving": incarnation})
-            await self._forget(survey["gone"] or (), leaving=True)
+            with _begun():
+                survey = await self._calls.of_namespace(_scripts.SURVEY, {"leaving": incarnation})
+                await self._forget(survey["gone"] or (), leaving=True)
         return reply([*replies_of(parts), told_last], [answer], fences)
 
     async def complete(
@@ -274,17 +276,15 @@ class RedisLeaseStore:
         noted, jobs = noted_instance(instance), sorted({each.job for each in definitions})
         first = await self._calls.of_namespace(_scripts.ENROL, {"instance": noted, "jobs": jobs})
         about_us = {"incarnation": instance.incarnation, "live": list(first["live"] or ())}
-        parts = await self._calls.of_jobs(_scripts.REGISTER, items, about_us, whole=True)
-        _begun(parts)
         dropped = list(first["dropped"] or ())
-        letting = [{"job": job, "incarnation": instance.incarnation} for job in dropped]
-        if letting:
-            _begun(await self._calls.of_jobs(_scripts.LET_GO, letting))
-        batch = {"instance": noted, "jobs": jobs, "dropped": dropped}
-        try:
+        with _begun():
+            parts = await self._calls.of_jobs(_scripts.REGISTER, items, about_us, whole=True)
+            replies_of(parts)
+            letting = [{"job": job, "incarnation": instance.incarnation} for job in dropped]
+            if letting:
+                replies_of(await self._calls.of_jobs(_scripts.LET_GO, letting))
+            batch = {"instance": noted, "jobs": jobs, "dropped": dropped}
             last = await self._calls.of_namespace(_scripts.ENROLLED, batch)
-        except StoreUnavailable as error:
-            raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
         answers: dict[int, port.Registration] = {}
         fences: dict[str, int] = {}
         for part in parts:
@@ -332,12 +332,13 @@ class RedisLeaseStore:
         """
         page = {"after": self._pruned_to, "limit": _PRUNE_JOBS}
         survey = await self._calls.of_namespace(_scripts.SURVEY, page)
-        await self._forget(survey["gone"] or (), leaving=False)
         names = list(survey["names"] or ())
         left, waiting = policy.batch, names
-        while waiting and left > 0:
-            gone, waiting = await self._prune_jobs(waiting, left, survey["live"] or (), policy)
-            left -= gone
+        with _begun():
+            await self._forget(survey["gone"] or (), leaving=False)
+            while waiting and left > 0:
+                gone, waiting = await self._prune_jobs(waiting, left, survey["live"] or (), policy)
+                left -= gone
         if waiting:  # the first of which goes on then
             before = names.index(waiting[0])
             self._pruned_to = names[before - 1] if before else self._pruned_to
@@ -362,7 +363,7 @@ class RedisLeaseStore:
         }
         items = [{"job": name} for name in asked]
         parts = await self._calls.of_jobs(_scripts.PRUNE, items, batch)
-        _begun(parts)
+        replies_of(parts)
         answers = {asked[place]: answer for place, answer, _ in _placed(parts)}
         if self._calls.apart:
             await self._unlist([name for name in asked if answers[name].get("forgotten")])
@@ -481,11 +482,13 @@ def _in_order(
     return reply(told, (answers[place] for place in range(len(answers))), fences)
 
 
-def _begun(parts: Sequence[Part]) -> None:
-    """Raises where a step after the first failed: something has been done by then."""
-    failure = failure_of(parts)
-    if failure is not None:
-        raise OutcomeUnknown(f"{failure}; a part of the call was done before") from failure
+@contextmanager
+def _begun() -> Iterator[None]:
+    """For the steps after the first of a call: where one is not done, some of the call is."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
 
 
 async def _both(

@@ -64,7 +64,14 @@ def beat_items(beat: port.Beat) -> list[dict[str, Any]]:
 
 def beat_form(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A part of these as the script reads it."""
-    return {kind: [each for each in items if each["kind"] == kind] for kind in BEAT_KINDS}
+    return {
+        kind: [
+            {name: value for name, value in each.items() if name != "kind"}
+            for each in items
+            if each["kind"] == kind
+        ]
+        for kind in BEAT_KINDS
+    }
 
 
 def fences_of(jobs: Sequence[str], answers: Sequence[Mapping[str, Any]] | None) -> dict[str, int]:

@@ -16,7 +16,7 @@ from importlib.metadata import version as installed_version
 
 from anarchon_server import failpoints
 from anarchon_server.app import logs
-from anarchon_server.app.stores import OPEN_TIMEOUT_S, doubts_of, find_store, open_store
+from anarchon_server.app.stores import OPEN_TIMEOUT_S, find_store, open_store
 from anarchon_server.clock import SystemClock
 from anarchon_server.config import Config, load_jobs
 from anarchon_server.core.engine import Engine, Status
@@ -153,7 +153,7 @@ class Sidecar:
     def _make_loop(self, report: StoreReport | None) -> Loop:
         config = self._config
         unverified = "the store could not be reached at start, so nothing about it was verified"
-        doubts = tuple(doubt.in_full for doubt in doubts_of(report)) if report else (unverified,)
+        doubts = tuple(doubt.in_full for doubt in report.doubts) if report else (unverified,)
         settings = Settings(
             instance_id=config.instance_id,
             incarnation=secrets.token_hex(16),
@@ -288,7 +288,7 @@ def _ignore_stop_signals() -> None:
 def _say_findings(report: StoreReport) -> None:
     if report.verified:
         _log.info("store_verified", extra={"fields": {"verified": "; ".join(report.verified)}})
-    for doubt in doubts_of(report):
+    for doubt in report.doubts:
         fields = {"doubt": doubt, "kind": "unverified" if doubt.unverified else "warning"}
         _log.warning(
             "store_doubt", extra={"fields": fields | ({"fix": doubt.fix} if doubt.fix else {})}

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from anarchon_server.app import trial
-from anarchon_server.app.stores import OPEN_TIMEOUT_S, doubts_of, find_store, open_store
+from anarchon_server.app.stores import OPEN_TIMEOUT_S, find_store, open_store
 from anarchon_server.clock import SystemClock
 from anarchon_server.config import Config, redact
 from anarchon_server.core.errors import StoreError, StoreRefused
@@ -106,7 +106,7 @@ async def _open(
         found.location = report.location
         for text in report.verified:
             found.add(Kind.VERIFIED, text)
-        for doubt in doubts_of(report):
+        for doubt in report.doubts:
             kind = Kind.UNVERIFIED if doubt.unverified else Kind.WARNING
             found.add(kind, str(doubt), doubt.fix)
         return True

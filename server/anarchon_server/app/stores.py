@@ -13,7 +13,7 @@ from anarchon_server.clock import SystemClock
 from anarchon_server.config import Config, ConfigError, default_store, state_directory
 from anarchon_server.core import limits
 from anarchon_server.core.errors import StoreRefused
-from anarchon_server.core.store import Doubt, OpenOptions, Store, StoreReport
+from anarchon_server.core.store import OpenOptions, Store, StoreReport
 
 OPEN_TIMEOUT_S = 10.0
 """How long opening may take, as a whole."""
@@ -50,15 +50,9 @@ async def open_store(store: Store, *, strict: bool) -> StoreReport:
     return report
 
 
-def doubts_of(report: StoreReport) -> tuple[Doubt, ...]:
-    """Return the report's doubts, each with its fix where the backend gives one."""
-    return tuple(map(Doubt.of, report.doubts))
-
-
 def _strictly(report: StoreReport) -> str:
-    doubts = [doubt.in_full for doubt in doubts_of(report)]
-    listed = "; ".join(f"({n}) {doubt}" for n, doubt in enumerate(doubts, 1))
-    some = "a doubt" if len(doubts) == 1 else f"{len(doubts)} doubts"
+    listed = "; ".join(f"({n}) {doubt.in_full}" for n, doubt in enumerate(report.doubts, 1))
+    some = "a doubt" if len(report.doubts) == 1 else f"{len(report.doubts)} doubts"
     return f"strict is set, and {report.location} leaves {some}: {listed}"
 
 

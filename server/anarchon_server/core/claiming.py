@@ -16,7 +16,7 @@ from anarchon_server.core.jobs import Jobs, JobState
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.machine import why_no_other
 from anarchon_server.core.messages import Level, Method
-from anarchon_server.core.model import OverlapPolicy, Reason, RunView
+from anarchon_server.core.model import OverlapPolicy, RunView
 from anarchon_server.core.store import Claim, ClaimAnswer, ClaimOutcome, Reply
 
 Key = tuple[str, int]
@@ -380,8 +380,12 @@ class Claiming:
     def _give_up(self, wish: Wish) -> None:
         if wish.unknown:
             self._context.sessions.leave(wish.token)
-            self._holding.release(wish.job, wish.slot, wish.token, Reason.NOT_ACCEPTED)
+            self._release(wish)
         del self._wishes[(wish.job, wish.slot)]
+
+    def _release(self, wish: Wish) -> None:
+        deadline_at = wish.slot + wish.deadline_ms
+        self._holding.release_unknown(wish.job, wish.slot, wish.token, deadline_at)
 
     # --- Answers -------------------------------------------------------------------------
 
@@ -390,6 +394,7 @@ class Claiming:
         if answer.outcome is ClaimOutcome.WON:
             self._won(wish, claim, answer, sent_at)
             return
+        leases, was_unknown = context.capabilities.leases, wish.unknown
         wish.unknown = answer.outcome is ClaimOutcome.UNKNOWN
         self._leave_place(wish)
         if wish.unknown:
@@ -399,11 +404,14 @@ class Claiming:
             waits = answer.run.wait_ms if answer.run is not None else None
             comes_at = context.store_time.when(wish.slot) if waits is None else context.now + waits
             self._hold_back(wish, max(context.now + limits.RETRY_FIRST, comes_at))
+            wish.unknown = was_unknown and not leases  # what was sent before may win, for good
             return
         if answer.outcome is ClaimOutcome.UNCHANGED and not wish.must_end:
             wish.settled = True
             return
         del self._wishes[key]
+        if answer.outcome is ClaimOutcome.LATE and was_unknown and not leases:
+            self._release(wish)
         self._learn(wish, answer)
 
     def _learn(self, wish: Wish, answer: ClaimAnswer) -> None:

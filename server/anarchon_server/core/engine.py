@@ -177,7 +177,7 @@ class Engine:
             "stop_end": self._stopping.end,
             "prune": self._prune,
             "compare": self._comparing.due,
-            **dict.fromkeys(("lane", "wish", "hand", "quarantine"), _the_pumps_see_it),
+            **dict.fromkeys(("lane", "wish", "hand", "release", "quarantine"), _the_pumps_see_it),
         }
 
     def _pump(self) -> None:

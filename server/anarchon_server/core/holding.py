@@ -144,6 +144,19 @@ class _Result:
 
 
 @dataclass(slots=True)
+class _Release:
+    """A release on its way to the store, not before its moment.
+
+    `again_at` (store's time): when to ask anew whose claim the store does not know.
+    """
+
+    release: Release
+    since: int
+    again_at: tuple[int, ...] = ()
+    not_before: int = 0
+
+
+@dataclass(slots=True)
 class _Request:
     """A Complete whose receipts are not all there yet."""
 
@@ -177,7 +190,7 @@ class Holding:
         self._results: dict[str, _Result] = {}
         self._recorded_lately: dict[str, None] = {}
         self._requests: dict[int, _Request] = {}
-        self._releases: dict[str, tuple[Release, int]] = {}
+        self._releases: dict[str, _Release] = {}
 
     # --- Reading -------------------------------------------------------------------------
 
@@ -208,7 +221,7 @@ class Holding:
     @property
     def settled_down(self) -> bool:
         """Whether nothing is held, and nothing is on its way to the store."""
-        return not (self._holds or self._results or self._releases)
+        return not (self._holds or self._results or self._releases_due())
 
     # --- Winning and handing over --------------------------------------------------------
 
@@ -763,17 +776,47 @@ class Holding:
     def release(self, job: str, slot: int, token: str, reason: str) -> None:
         """Puts a release on its way; it is repeated until the store has answered."""
         release = Release(job, slot, token, self._context.settings.incarnation, reason)
-        self._releases[token] = (release, self._context.now)
+        self._releases[token] = _Release(release, self._context.now)
+
+    def release_unknown(self, job: str, slot: int, token: str, deadline_at: int) -> None:
+        """Gives back what may have been won by a claim that is given up (S11).
+
+        That claim may be on its way still. Where no lease ends what it then wins, it is given back
+        once more when the slot is missed, and when nothing that was sent in time can come any more.
+        """
+        self.release(job, slot, token, Reason.NOT_ACCEPTED)
+        if not self._context.capabilities.leases:
+            again_at = (deadline_at + 1, deadline_at + limits.UNKNOWN_ASKED_FOR)
+            self._releases[token].again_at = again_at
+
+    def _releases_due(self) -> list[Release]:
+        now = self._context.now
+        return [each.release for each in self._releases.values() if each.not_before <= now]
+
+    def _may_be_on_its_way(self, pending: _Release) -> bool:
+        """Whether the claim of what the store does not know is to be given back once more."""
+        context = self._context
+        moments = [at for at in pending.again_at if at > context.store_now]
+        if not moments or context.stopping:
+            return False
+        pending.not_before = context.store_time.when(moments[0])
+        context.timers.set(("release", pending.release.token), pending.not_before)
+        return True
 
     def pump_releases(self) -> None:
         """Sends the next batch of releases."""
         context = self._context
         if not self._releases or not context.lanes.free(Lane.RELEASE, context.now):
             return
-        batch = tuple(release for release, _ in self._releases.values())[: limits.RESULTS_MAX]
+        batch = tuple(self._releases_due()[: limits.RESULTS_MAX])
+        if not batch:
+            return
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for release, answer in zip(batch, reply.answers, strict=True):
+                unknown = answer.outcome is TokenOutcome.UNKNOWN_TOKEN
+                if unknown and self._may_be_on_its_way(self._releases[release.token]):
+                    continue
                 del self._releases[release.token]
                 if answer.outcome is TokenOutcome.RELEASED:
                     context.log(
@@ -786,7 +829,7 @@ class Holding:
 
         def failed(_: bool) -> None:
             for release in batch:
-                since = self._releases[release.token][1]
+                since = self._releases[release.token].since
                 if since + limits.LEASE_MAX < context.now:  # the lease has ended by itself
                     del self._releases[release.token]
 

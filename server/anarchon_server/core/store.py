@@ -94,11 +94,6 @@ class Doubt(str):
         doubt.fix, doubt.unverified = fix, unverified
         return doubt
 
-    @classmethod
-    def of(cls, text: str) -> Doubt:
-        """Return the text as a doubt: with its fix if it has one."""
-        return text if isinstance(text, Doubt) else cls(text)
-
     @property
     def in_full(self) -> str:
         """The text and, where there is one, the fix."""
@@ -107,14 +102,13 @@ class Doubt(str):
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What opening a store found: `verified` holds, `doubts` could not be verified or may
-    be lost as it is configured. One sentence each, and with a doubt its fix (`Doubt`).
-    Fatal findings raise `StoreRefused`.
+    """What opening a store found: `verified` holds, one sentence each; `doubts` could not be
+    verified, or may be lost as it is configured. Fatal findings raise `StoreRefused`.
     """
 
     location: str
     verified: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,14 @@ from anarchon_backends.nats_lease import SCHEMA, NatsLeaseStore, _jobs
 from anarchon_backends.nats_lease._judging import UNFINISHED_MAX
 from anarchon_backends.nats_lease._subjects import Subjects
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
-from anarchon_server.core.model import Failure, Outcome, OverlapPolicy, Reason, RunState
+from anarchon_server.core.model import (
+    CancelReason,
+    Failure,
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    RunState,
+)
 from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
@@ -43,7 +50,7 @@ SLOT = T0 + PERIOD
 FREE: dict[str, Any] = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY}
 SHORT_WINDOW = definition(window=60 * SECOND)
 STREAM = "an-lease"
-PAGE = Path(__file__).parents[3] / "docs/stores/nats.md"
+PAGE = Path(__file__).parents[3] / "docs/stores/nats-lease.md"
 
 
 class Database:
@@ -392,6 +399,63 @@ async def test_s30_a_crash_in_the_midst_of_the_copies_is_mended_by_the_next_writ
     assert sorted(await second.states()) == [10, 20, 30, 50]
 
 
+async def test_s17_the_repeat_of_what_an_earlier_attempt_said_is_known_from_the_history(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    seen = await first.win(SLOT)
+    stopped = Outcome(stopped=CancelReason.SHUTDOWN)
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    answer = await second.take_over(seen)
+    assert answer.run is not None
+    await second.renew(answer.run)
+    assert "past" not in await truth(first), "it was copied"
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    assert (await first.complete(seen)).outcome == "fenced"
+    await second.complete(answer.run)
+    cluster.advance(PERIOD)
+    await second.win(SLOT + PERIOD)
+    assert (await first.complete(seen, stopped)).outcome == "recorded"
+    shown = await first.run(SLOT)
+    assert shown is not None
+    assert [each.attempt for each in shown.attempts] == [1, 2]
+
+
+async def test_s30_a_page_of_many_jobs_lists_the_history_of_few(cluster: Cluster) -> None:
+    (node,) = await cluster.nodes_of(1)
+    jobs = [f"job-{n:03}" for n in range(200)]
+    await node.register(*(definition(job) for job in jobs))
+    for n in range(1, 4):
+        cluster.advance_to(T0 + n * PERIOD)
+        reply = await node.store.claim([node.wish(cluster.now, job=job, **FREE) for job in jobs])
+        results = [
+            Completion(each.run.run.job, each.run.run.slot, each.run.run.token, Outcome())
+            for each in reply.answers
+            if each.run is not None
+        ]
+        await node.store.complete(results)
+    listed = 0
+    jetstream, info = jetstream_of(node), jetstream_of(node).info
+
+    async def counted(stream: str, until: float, asked: Any = None) -> dict[str, Any]:
+        nonlocal listed
+        listed += ".run." in str(asked)
+        return await info(stream, until, asked)
+
+    jetstream.info = counted  # type: ignore[method-assign]
+    whole: list[tuple[int, str]] = []
+    after = None
+    while page := await node.history(limit=50, after=after):
+        whole += [(each.run.slot, each.run.job) for each in page]
+        after = whole[-1]
+        if len(whole) == 250:
+            assert 50 <= listed <= 128, "of 200; four pages of these come from the jobs themselves"
+    assert whole == sorted(
+        ((T0 + n * PERIOD, job) for n in (1, 2, 3) for job in jobs), reverse=True
+    )
+
+
 async def test_s10_a_slot_above_settled_whose_run_is_in_the_history_alone_is_never_won_again(
     cluster: Cluster,
 ) -> None:
@@ -563,7 +627,7 @@ async def test_twenty_instances_that_open_a_new_store_at_once_make_one() -> None
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_layout_that_this_version_does_not_know_is_refused() -> None:
+async def test_an_unknown_layout_is_refused() -> None:
     prefix = f"t{secrets.token_hex(6)}"
     url = f"{lease_url(nats.session_url())}&prefix={prefix}"
     store = open_store(url, OpenOptions("default", FakeClock()))
@@ -610,6 +674,89 @@ async def test_s01_the_stores_time_decides() -> None:
         assert (await node.claim(slot, **given)).outcome == outcome
     await node.beat(leaving=True)
     await store.close()
+
+
+async def test_a_full_account_refuses_writes_and_loses_none(
+    start: Callable[..., nats.Server],
+) -> None:
+    server = start(
+        "accounts { A { jetstream: { max_file: 300KB }, users: [ { user: u, password: p } ] } }",
+        userinfo="u:p@",
+    )
+    async with cluster_on(lease_url(server.url)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(T0 + 1_000 * PERIOD)
+        done: list[int] = []
+        with pytest.raises(StoreUnavailable, match=r"exceeded|insufficient"):
+            await run_on(node, done)
+        begun = done[-1] + PERIOD
+        shown = {each.run.slot for each in await node.history(limit=1_000)}
+        assert set(done) <= shown <= {*done, begun}, "each acknowledged run is there"
+        assert (await node.claim(done[0], **FREE)).outcome == "lost"
+
+
+async def run_on(node: Node, done: list[int]) -> None:
+    """One run after the other, until one cannot be written."""
+    for n in range(1, 1_000):
+        await node.complete(await node.win(T0 + n * PERIOD, **FREE))
+        done.append(T0 + n * PERIOD)
+
+
+# --- Least privileges ------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+async def test_the_least_privileges_in_the_docs_are_enough_and_each_is_needed(
+    start: Callable[..., nats.Server],
+) -> None:
+    (config,) = re.findall(
+        r"```\n(# permissions of a sidecar with leases\n.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    given = {"userinfo": "anarchon:change-me@"}
+    await everything(lease_url(start(config, **given).url) + "&inbox=_INBOX_anarchon")
+    allowed = re.findall(r'"(\S+)"', config)
+    assert len(allowed) == 10
+    for place, subject in enumerate(allowed):
+        without = re.sub(rf'\n\s*"{re.escape(subject)}",?', "", config, count=1)
+        if place == len(allowed) - 1:  # it stands in both lists
+            without = re.sub(rf'(.*)\n\s*"{re.escape(subject)}",?', r"\1", config, flags=re.DOTALL)
+        assert without.count('"') == config.count('"') - 2
+        server = start(without, **given)
+        with pytest.raises((StoreError, TimeoutError)):
+            await everything(lease_url(server.url) + "&inbox=_INBOX_anarchon")
+        server.stop()
+
+
+async def everything(url: str) -> None:
+    """Whatever a sidecar may ask of its store."""
+    async with cluster_on(url) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        await node.register(SHORT_WINDOW)
+        watch = node.store.watch()
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        cluster.advance_to(SLOT)
+        seen = await node.win(SLOT)
+        await node.renew(seen, started_at=cluster.now)
+        await node.release(seen)
+        async with asyncio.timeout(1):
+            await waiting
+        answer = await node.take_over(seen)
+        assert answer.run is not None
+        await node.complete(answer.run)
+        cluster.advance(PERIOD)
+        await node.complete(await node.win(SLOT + PERIOD))
+        assert (await node.claim(SLOT)).outcome == "lost"
+        assert len(await node.history()) == 2
+        assert len((await node.store.jobs((), "", 10)).answers) == 1
+        assert len((await node.store.instances()).answers) == 1
+        cluster.advance(DAY)
+        await node.register(definition(window=60 * SECOND, labels=(("v", "2"),)))
+        assert await node.prune(history_max=0) == 2
+        await node.beat(leaving=True)
+        cluster.advance(2 * DAY)
+        await node.prune(history_ms=DAY)
+        assert (await node.store.jobs((), "", 10)).answers == ()
 
 
 # --- What somebody spoilt ------------------------------------------------------------------------

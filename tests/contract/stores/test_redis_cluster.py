@@ -268,7 +268,7 @@ async def test_s10_a_node_killed_with_kill_9_under_load_loses_no_claim_and_gives
             servers.masters[number].kill()
             await asyncio.to_thread(servers.masters[number].start)
         await asyncio.gather(*working)
-        rows = await nodes[0].history(limit=1_000)
+        rows = await (await cluster.node()).history(limit=1_000)
     wanted = sorted((slot, job) for slot in slots for job in JOBS)
     assert sorted((slot, job) for slot, job, _ in won) == wanted, "each slot has one winner"
     kept = {(seen.run.slot, seen.run.job, seen.run.token) for seen in rows}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from anarchon_server.core import claim_only
 from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
 from anarchon_server.core.limits import DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
 from anarchon_server.core.messages import (
+    CallStore,
     KeepAliveAnswer,
     Method,
     ReceiptStatus,
@@ -171,6 +174,81 @@ def test_s11_a_win_that_comes_to_light_after_the_job_is_gone_is_given_back() -> 
     client.close()
     world.run_for(2_000)
     assert current(world.run(SLOT)) == (1, "failed", Reason.NOT_ACCEPTED)
+
+
+def give_up(world: World, sidecar: Sidecar, client: FakeClient) -> CallStore:
+    """Loses a claim on its way to the store, then the client that it is for; the claim's request."""
+    at_slot(world, sidecar)
+    call = sidecar.pending(Method.CLAIM)
+    sidecar.fail(Method.CLAIM, unknown=True)
+    client.close()
+    world.run_for(1_000)
+    assert len(sidecar.called(Method.RELEASE)) == 1
+    return call
+
+
+@pytest.mark.parametrize("late_ms", [5_000, 10_000 + 4 * MINUTE])
+def test_s11_a_claim_that_comes_to_the_store_after_it_was_given_up_is_given_back(
+    late_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14. Nobody else would ever end what it wins. Some stores cannot refuse it for its age."""
+    world, sidecar, client = lone(every(start_deadline_ms=10_000))
+    call = give_up(world, sidecar, client)
+    world.run_until(SLOT + late_ms)
+    with monkeypatch.context() as clockless:
+        clockless.setattr(claim_only, "untimely", lambda *_: None)
+        sidecar.execute(call)
+    assert world.run(SLOT).run.state is RunState.CLAIMED
+    world.run_until(SLOT + 10_000 + UNKNOWN_ASKED_FOR)
+    assert current(world.run(SLOT)) == (1, "failed", Reason.NOT_ACCEPTED)
+
+
+def test_s11_what_never_comes_to_the_store_is_given_back_three_times_and_forgotten() -> None:
+    world, sidecar, client = lone(every(start_deadline_ms=10_000))
+    give_up(world, sidecar, client)
+    world.run_for(HOUR)
+    assert [release.slot - START for (release,) in sidecar.called(Method.RELEASE)] == [SLOT] * 3
+
+
+def test_s23_a_stop_does_not_wait_for_claims_that_may_come_late() -> None:
+    world, sidecar, client = lone(every(start_deadline_ms=10_000))
+    give_up(world, sidecar, client)
+    sidecar.stop()
+    world.run_for(1_000)
+    assert sidecar.stopped
+    stopping, other, leaving = lone(every(start_deadline_ms=10_000))
+    at_slot(stopping, other)
+    other.fail(Method.CLAIM, unknown=True)
+    other.stop()
+    stopping.run_for(1_000)
+    assert other.stopped
+    assert leaving.running == {}
+
+
+def test_s11_an_unknown_claim_that_turns_out_late_is_given_back_in_case_it_comes_yet() -> None:
+    world, sidecar, _ = lone(every(start_deadline_ms=3_000))
+    at_slot(world, sidecar)
+    sidecar.fail(Method.CLAIM, unknown=True)
+    sidecar.away = "refused"
+    world.run_until(SLOT + 3_500)
+    sidecar.away = None
+    world.run_for(2_000)
+    assert sidecar.claims[-1].slot == START + SLOT
+    assert sidecar.called(Method.RELEASE)
+
+
+def test_s11_an_unknown_claim_that_turns_out_early_is_asked_again_by_its_token() -> None:
+    """What was sent before may win yet, and would be nobody's."""
+    world, sidecar, client = lone(max_concurrency=1)
+    at_slot(world, sidecar)
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.UNKNOWN))
+    first = sidecar.claims[-1]
+    sidecar.wait_for(Method.CLAIM)
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.EARLY))
+    sidecar.wait_for(Method.CLAIM)
+    assert [claim.token for claim in sidecar.claims] == [first.token] * 3
+    sidecar.answer(Method.CLAIM)
+    assert client.only().token == first.token
 
 
 # --- Running -----------------------------------------------------------------------------
@@ -370,7 +448,7 @@ CLAIM = Capabilities("redis:script", leases=False, overlap=CLAIM_ONLY_OVERLAP)
     ],
 )
 def test_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
-    policies: dict[str, object], feature: str
+    policies: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UnsupportedError) as refused:
         resolve(every(**policies), CLAIM, 30_000, START)

@@ -1,0 +1,903 @@
+"""What only a RabbitMQ broker can do to a sidecar, on real ones (S10, S11, S17, S26)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anarchon_backends.rabbitmq import RabbitmqStore
+from anarchon_backends.rabbitmq._address import Address, address_of
+from anarchon_backends.rabbitmq._claims import (
+    Claims,
+    Holder,
+    exchange_of,
+    number_of,
+    passing_of,
+    queue_of,
+)
+from anarchon_backends.rabbitmq._connection import AccessDenied, Link
+from anarchon_server.core.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+)
+from anarchon_server.core.model import Outcome, OverlapPolicy, Reason, RunState, RunView
+from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions
+from anarchon_server.opening import open_store
+from tests.contract.harness import DAY, PERIOD, T0, ClaimOnlyNode, Cluster, FakeClock, Node
+from tests.servers import rabbitmq
+from tests.servers.proxy import Proxy
+
+SLOT = T0 + PERIOD
+ANY_TIME = {"start_deadline_ms": DAY, "overlap": OverlapPolicy.ALLOW}
+PAGE = Path(__file__).parents[3] / "docs/stores/rabbitmq.md"
+VERSIONS = {"rabbitmq": "3.10.", "rabbitmq4": "4.0.", "rabbitmq-new": "4."}
+OLDER = {"3.10.": "3.09.", "4.0.": "2.0.", "4.": "2."}
+
+
+class Database:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def store(self, options: OpenOptions) -> RabbitmqStore:
+        return rabbitmq.open_virtual(self.url, options)
+
+
+@asynccontextmanager
+async def cluster_on(url: str) -> AsyncIterator[Cluster]:
+    cluster = Cluster(Database(url), node_type=ClaimOnlyNode)
+    async with cluster.stack:
+        yield cluster
+
+
+@pytest.fixture(params=rabbitmq.KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., rabbitmq.Broker]]:
+    """Starts brokers of the test's own, and stops them after it."""
+    brokers: list[rabbitmq.Broker] = []
+
+    def started(kind: str, *settings: str) -> rabbitmq.Broker:
+        broker = rabbitmq.private(kind, *settings)
+        brokers.append(broker)
+        return broker.start()
+
+    yield started
+    for broker in brokers:
+        broker.stop()
+
+
+def through_port(url: str, port: int) -> str:
+    return re.sub(r":\d+/", f":{port}/", url)
+
+
+@asynccontextmanager
+async def behind_a_proxy(
+    kind: str, timeout_ms: int = 300
+) -> AsyncIterator[tuple[Proxy, Cluster, Node, Node]]:
+    """A node that speaks through a proxy, and one that does not; both registered, at the slot."""
+    url = rabbitmq.fresh_url(kind)
+    async with Proxy(port_of(url)) as proxy, cluster_on(url) as cluster:
+        direct = await cluster.node()
+        assert isinstance(cluster.database, Database)
+        cluster.database.url = through_port(url, proxy.port)
+        through = await cluster.node(op_timeout_ms=timeout_ms)
+        await mute(direct)
+        for node in (direct, through):
+            await node.register()
+        cluster.advance_to(SLOT)
+        yield proxy, cluster, through, direct
+
+
+async def mute(node: Node) -> None:
+    """Has it tell nobody what it wins, so that all must ask the broker."""
+    store = node.store
+    assert isinstance(store, RabbitmqStore)
+    await store._news.close()
+
+
+def port_of(url: str) -> int:
+    return int(re.findall(r":(\d+)/", url)[0])
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits for what a broker or a task gives no other signal of."""
+    while not true():  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(0.005)
+
+
+async def answer_of(node: Node, claim: Claim) -> ClaimOutcome:
+    """Asks until it is answered, as the engine does."""
+    while True:
+        try:
+            outcome = (await node.ask(claim)).outcome
+        except StoreError:
+            outcome = ClaimOutcome.UNKNOWN
+        if outcome is not ClaimOutcome.UNKNOWN:
+            return outcome
+        await asyncio.sleep(0.02)  # the loop's back-off
+
+
+@asynccontextmanager
+async def linked(url: str, timeout_ms: int = 5_000) -> AsyncIterator[Link]:
+    link = Link(address_of(url.partition("#")[0]), "test", timeout_ms)
+    link.start()
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+# Names and numbers
+
+
+def test_names_say_what_they_are_and_fit_the_brokers_answer() -> None:
+    assert queue_of("default", "a:b/c_d-e", SLOT) == f"an.default.a:b/c_d-e.{SLOT}"
+    assert queue_of("a.b", "c.d", 1) == "an.a,b.c,d.1"
+    long = queue_of("n" * 128, "j" * 128, SLOT)
+    assert re.fullmatch(r"an\.[0-9a-f]{64}", long)
+    assert exchange_of("a.b") == "an.a,b"
+    names = {"a", "b", "a.b", "b.a", "a:b", "a/b", "ab", "n" * 128, "n" * 127 + "m"}
+    pairs = [(one, other, slot) for one in names for other in names for slot in (1, 11)]
+    assert len({queue_of(*pair) for pair in pairs}) == len(pairs)
+    assert re.fullmatch(r"an\.a\.\.news\.[0-9a-f]{16}", passing_of("a", "news"))
+
+
+def test_a_token_gives_always_the_same_number_of_62_bits() -> None:
+    token = f"{SLOT}.{'0123456789abcdef' * 2}.job"
+    assert number_of(token) == number_of(token)
+    numbers = {number_of(f"{token}{n}") for n in range(1_000)}
+    assert len(numbers) == 1_000
+    assert 2**61 < max(numbers) < 2**62
+
+
+# One winner
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_s10_of_fifty_at_once_one_wins(kind: str, queue_type: str) -> None:
+    url = rabbitmq.fresh_url(kind)
+    links = [Link(address_of(url.partition("#")[0]), "race", 10_000) for _ in range(50)]
+    for link in links:
+        link.start()
+    try:
+        for n in range(10):
+            queue = queue_of(url.partition("#")[2], "race", n)
+            holders = await asyncio.gather(
+                *(
+                    Claims(link, queue_type, 600_000).declare(queue, number, link.deadline())
+                    for number, link in enumerate(links, 1)
+                )
+            )
+            (winner,) = [each.number for each in holders if each and each.mine]
+            assert {each.number for each in holders if each} == {winner}, "every loser is told"
+    finally:
+        for link in links:
+            await link.close()
+
+
+async def test_s10_a_batch_that_loses_throughout_is_answered_on_one_connection(kind: str) -> None:
+    """Each loser's channel is closed by the broker, and each has another."""
+    async with behind_a_proxy(kind, timeout_ms=10_000) as (_, cluster, through, direct):
+        cluster.advance(300 * PERIOD)
+        wishes = [direct.wish(SLOT + n * PERIOD, **ANY_TIME) for n in range(300)]
+        assert {a.outcome for a in (await direct.store.claim(wishes)).answers} == {"won"}
+        store = through.store
+        assert isinstance(store, RabbitmqStore)
+        before = store._link._connection
+        wishes = [through.wish(SLOT + n * PERIOD, **ANY_TIME) for n in range(300)]
+        answers = (await store.claim(wishes)).answers
+        assert {answer.outcome for answer in answers} == {"lost"}
+        assert store._link._connection is before
+        assert (await through.claim(SLOT + 300 * PERIOD)).outcome == "won"
+
+
+async def test_s10_instances_with_other_settings_do_not_win_a_slot_again(kind: str) -> None:
+    """Retention and the kind of queue are compared before the token is."""
+    url = rabbitmq.fresh_url(kind)
+    base, _, prefix = url.partition("#")
+    ways = ["", "?retention=2h", "?queue_type=quorum", "?queue_type=quorum&retention=2h"]
+    async with cluster_on(url) as cluster:
+        nodes = []
+        for way in ways:
+            cluster.database = Database(f"{base}{way}#{prefix}")
+            nodes.append(await cluster.node())
+            await mute(nodes[-1])
+        cluster.advance_to(SLOT)
+        for n, winner in enumerate(nodes):
+            slot = SLOT - n
+            won = await winner.win(slot)
+            for other in nodes:
+                assert (await other.claim(slot)).outcome == "lost"
+            for other in nodes:
+                assert (await other.complete(won, Outcome("it"))).outcome == "recorded"
+
+
+async def test_what_may_not_run_is_not_declared(kind: str) -> None:
+    url = rabbitmq.fresh_url(kind)
+    async with cluster_on(url) as cluster, linked(url) as link:
+        node = await cluster.node()
+        cluster.advance_to(SLOT)
+        assert (await node.claim(SLOT, may_run=False)).outcome == "unchanged"
+        assert (await node.claim(SLOT + PERIOD)).outcome == "early"
+        assert (await node.claim(SLOT - 2 * PERIOD)).outcome == "late"
+        claims = Claims(link, "classic", 600_000)
+        for slot in (SLOT, SLOT + PERIOD, SLOT - 2 * PERIOD):
+            queue = queue_of(url.partition("#")[2] + "default", "job", slot)
+            assert not await claims.exists(queue, link.deadline())
+        assert (await node.claim(SLOT)).outcome == "won"
+
+
+async def test_s02_a_claim_that_had_to_wait_to_be_sent_is_judged_when_it_can_be(kind: str) -> None:
+    async with behind_a_proxy(kind, timeout_ms=5_000) as (proxy, cluster, through, direct):
+        proxy.cut()
+        await has_noticed(through)
+        proxy.hold_replies()
+        asking = asyncio.create_task(through.claim(SLOT))
+        await proxy.held.wait()
+        cluster.advance(PERIOD + 1)
+        proxy.resume()
+        assert (await asking).outcome == "late"
+        assert (await direct.claim(SLOT, start_deadline_ms=DAY)).outcome == "won"
+
+
+async def test_a_claim_goes_when_it_was_kept_for_long_enough(kind: str) -> None:
+    """Losers do not hold it any longer."""
+    url = rabbitmq.fresh_url(kind)
+    async with linked(url) as link:
+        claims = Claims(link, "classic", 300)
+        queue = passing_of(url.partition("#")[2], "short")
+        assert await claims.declare(queue, 1, link.deadline()) == Holder(True, 1)
+        assert await claims.declare(queue, 2, link.deadline()) == Holder(False, 1)
+        holder: Holder | None = None
+        while holder != Holder(True, 2):
+            holder = await claims.declare(queue, 2, link.deadline())
+
+
+# Unknown outcomes
+
+
+async def test_s11_a_claim_whose_reply_is_lost_is_unknown_and_its_repeat_wins(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown, match="no answer within 300 ms"):
+            await through.ask(claim)
+        proxy.resume()
+        assert (await direct.claim(SLOT)).outcome == "lost", "it was done"
+        assert (await through.ask(claim)).outcome == "won"
+        assert len(await through.history()) == 1
+
+
+async def test_s11_a_lost_claim_whose_reply_is_lost_is_unknown_and_its_repeat_loses(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        await direct.win(SLOT)
+        claim = through.wish(SLOT)
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        proxy.resume()
+        assert (await through.ask(claim)).outcome == "lost"
+
+
+async def test_s11_a_connection_reset_after_sending_is_unknown(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        await through.beat()
+        claim = through.wish(SLOT)
+        proxy.cut_after_requests()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        assert (await direct.claim(SLOT)).outcome == "lost", "it was done"
+        assert (await through.ask(claim)).outcome == "won", "it has connected again by itself"
+
+
+async def test_s11_a_claim_that_is_delivered_late_is_the_same_claim(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        proxy.hold_requests()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        proxy.resume()
+        assert await answer_of(through, claim) is ClaimOutcome.WON
+        assert (await direct.claim(SLOT)).outcome == "lost"
+
+
+async def test_s11_what_could_not_be_sent_was_surely_not_done_and_does_not_arrive_later(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        proxy.refuse()
+        proxy.cut()
+        await has_noticed(through)
+        with pytest.raises(StoreUnavailable):
+            await through.claim(SLOT)
+        with pytest.raises(StoreUnavailable):
+            await through.beat()
+        proxy.resume()
+        await until_beating(through)
+        assert (await direct.claim(SLOT)).outcome == "won"
+        assert (await through.claim(SLOT)).outcome == "lost"
+
+
+async def has_noticed(node: Node) -> None:
+    """Waits until the instance knows that it has no connection."""
+    store = node.store
+    assert isinstance(store, RabbitmqStore)
+    link = store._link
+    await until(lambda: link._connection is None or not link._connection.is_opened)
+
+
+async def until_beating(node: Node) -> None:
+    while True:
+        try:
+            await node.beat()
+        except StoreError:
+            await asyncio.sleep(0.02)  # the loop's back-off
+        else:
+            return
+
+
+async def test_s11_a_host_that_does_not_answer_is_given_up_in_time(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, _direct):
+        proxy.cut()
+        await has_noticed(through)
+        proxy.hold_replies()
+        with pytest.raises(StoreUnavailable, match=r"in time|no answer within"):
+            await through.claim(SLOT)
+        proxy.resume()
+        assert await answer_of(through, through.wish(SLOT)) is ClaimOutcome.WON
+
+
+async def test_s11_a_batch_that_is_cut_off_is_unknown_in_part_and_its_repeat_wins_all(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind, timeout_ms=10_000) as (proxy, cluster, through, direct):
+        slots = range(SLOT, SLOT + 200 * PERIOD, PERIOD)
+        cluster.advance_to(slots[-1])
+        wishes = [through.wish(slot, **ANY_TIME) for slot in slots]
+        before = proxy.bytes_received
+        asking = asyncio.create_task(through.store.claim(wishes))
+        await until(lambda: proxy.bytes_received > before + 1_000)
+        proxy.cut()
+        outcomes = Counter(answer.outcome for answer in (await asking).answers)
+        assert set(outcomes) == {"won", "unknown"}
+        assert outcomes[ClaimOutcome.WON] < 200
+        again = (await through.store.claim(wishes)).answers
+        assert {answer.outcome for answer in again} == {"won"}
+        rivals = [direct.wish(slot, **ANY_TIME) for slot in slots]
+        assert {a.outcome for a in (await direct.store.claim(rivals)).answers} == {"lost"}
+
+
+async def test_s11_a_cancelled_claim_leaves_no_half_used_connection(kind: str) -> None:
+    async with behind_a_proxy(kind, timeout_ms=10_000) as (proxy, _, through, _direct):
+        store = through.store
+        assert isinstance(store, RabbitmqStore)
+        before = store._link._connection
+        claim = through.wish(SLOT)
+        proxy.hold_replies()
+        asking = asyncio.create_task(through.ask(claim))
+        await proxy.held.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        proxy.resume()
+        assert (await through.ask(claim)).outcome == "won"
+        assert store._link._connection is not before
+
+
+async def test_a_release_of_what_may_have_been_won_ends_it(kind: str) -> None:
+    """S11, S24: the claim was given up before its answer was known."""
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        proxy.resume()
+        seen = run_of(claim)
+        assert (await through.release(seen, Reason.NOT_ACCEPTED)).outcome == "released"
+        (shown,) = await through.history()
+        assert (shown.run.state, shown.run.reason) == (RunState.FAILED, Reason.NOT_ACCEPTED)
+        assert (await direct.claim(SLOT)).outcome == "lost"
+
+
+async def test_a_release_of_what_was_not_won_claims_nothing(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        claim = through.wish(SLOT)
+        proxy.hold_requests()
+        with pytest.raises(OutcomeUnknown):
+            await through.ask(claim)
+        proxy.cut()
+        proxy.resume()
+        won = await direct.claim(SLOT)
+        assert won.outcome == "won"
+        assert (await through.release(run_of(claim))).outcome == "fenced"
+        assert await through.history() == []
+
+
+def run_of(claim: Claim) -> RunView:
+    """What the holder of the claim's token says of its run."""
+    from anarchon_server.core.claim_only import won_run
+
+    return RunView(won_run(claim, claim.slot))
+
+
+# The broker dies
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("kind", "queue_type"),
+    [("rabbitmq", "classic"), ("rabbitmq4", "classic"), ("rabbitmq-new", "quorum")],
+)
+async def test_s10_kill_9_under_load_loses_no_claim_and_gives_none_twice(
+    kind: str, queue_type: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    """The instances are back by themselves."""
+    broker = await asyncio.to_thread(start, kind)
+    slots = range(T0 + PERIOD, T0 + 151 * PERIOD, PERIOD)
+    won: list[tuple[int, str]] = []
+    unknown = 0
+    async with cluster_on(f"{broker.url}?queue_type={queue_type}#") as cluster:
+        nodes = [await cluster.node(op_timeout_ms=1_000) for _ in range(4)]
+        for node in nodes:
+            await node.register()
+        cluster.advance_to(slots[-1])
+
+        async def work(node: Node) -> None:
+            nonlocal unknown
+            for slot in slots:
+                claim: Claim = node.wish(slot, **ANY_TIME)
+                while True:
+                    try:
+                        answer = await node.ask(claim)
+                    except StoreError as error:
+                        unknown += isinstance(error, OutcomeUnknown)
+                        await asyncio.sleep(0.05)  # the loop's back-off
+                        continue
+                    break
+                if answer.outcome is ClaimOutcome.WON:
+                    won.append((slot, claim.token))
+
+        working = [asyncio.create_task(work(node)) for node in nodes]
+        await until(lambda: len(won) >= len(slots) // 2)
+        broker.kill()
+        await asyncio.to_thread(broker.start)
+        await asyncio.gather(*working)
+        assert sorted(slot for slot, _ in won) == list(slots), "each slot has one winner"
+        assert unknown > 0, "the kill met calls under way"
+        late = await cluster.node(op_timeout_ms=10_000)
+        wishes = [late.wish(slot, **ANY_TIME) for slot in slots]
+        answers = (await late.store.claim(wishes)).answers
+        shown = [a.run.run.token for a in answers if a.run]
+        assert {answer.outcome for answer in answers} == {"lost"}
+        assert shown == [f"#{number_of(token)}" for _, token in sorted(won)], "and it is kept"
+
+
+async def test_connections_that_an_operator_closes_are_opened_again(kind: str) -> None:
+    url = rabbitmq.fresh_url(kind)
+    async with cluster_on(url) as cluster:
+        node, other = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        broker = rabbitmq.session_broker(kind)
+        await asyncio.to_thread(broker.ctl, "close_all_connections", "--global", "maintenance")
+        assert await answer_of(node, node.wish(SLOT)) is ClaimOutcome.WON
+        assert await answer_of(other, other.wish(SLOT)) is ClaimOutcome.LOST
+        store = other.store
+        assert isinstance(store, RabbitmqStore)
+        for slot in range(SLOT + 1, SLOT + 500):  # it listens again before long
+            await node.win(slot)
+            if store._news.winner("job", slot - 1):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("it heard of none of them")
+
+
+@pytest.mark.timeout(120)
+async def test_claims_go_on_while_the_broker_lets_nobody_publish(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    """A broker short of memory stops reading from connections that publish."""
+    broker = await asyncio.to_thread(start, kind)
+    async with cluster_on(f"{broker.url}#") as cluster:
+        node, other = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        await node.win(SLOT)
+        mark = "set_vm_memory_high_watermark"
+        await asyncio.to_thread(broker.ctl, mark, "0.000001")
+        for n in range(1, 20):
+            cluster.advance(PERIOD)
+            await node.win(SLOT + n * PERIOD)
+            assert (await other.claim(SLOT + n * PERIOD)).outcome == "lost"
+        await node.beat()
+
+
+# What others say
+
+
+async def test_a_loser_that_has_heard_of_the_winner_does_not_ask(kind: str) -> None:
+    async with behind_a_proxy(kind) as (_, cluster, through, _direct):
+        telling = await cluster.node()
+        won = await telling.win(SLOT)
+        store = through.store
+        assert isinstance(store, RabbitmqStore)
+        await until(lambda: store._news.winner("job", SLOT) is not None)
+        assert isinstance(store._link, Link)
+        await store._link.close()
+        lost = await through.claim(SLOT)
+        assert lost.outcome == "lost"
+        assert lost.run is not None
+        assert lost.run.run.current is not None
+        assert lost.run.run.current.instance_id == "host:3"
+        assert lost.run.run.token == f"#{number_of(won.run.token)}"
+        with pytest.raises(StoreUnavailable):
+            await through.claim(SLOT + 1)
+
+
+async def test_what_is_announced_is_input(kind: str) -> None:
+    url = rabbitmq.fresh_url(kind)
+    async with cluster_on(url) as cluster, linked(url) as link:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(SLOT)
+        store = node.store
+        assert isinstance(store, RabbitmqStore)
+        good = {"sender": "s", "instance": "i", "at": cluster.now, "won": [["job", SLOT, 7]]}
+        bad: list[object] = [
+            {},
+            [],
+            7,
+            "x",
+            {**good, "won": [["job", SLOT]]},
+            {**good, "won": [["job", "x", 7]]},
+            {**good, "won": [["job", SLOT, -1]]},
+            {**good, "won": [["job", SLOT, 2**62]]},
+            {**good, "won": [["j" * 129, SLOT, 7]]},
+            {**good, "won": 7},
+            {**good, "at": "soon"},
+        ]
+        bodies = [json.dumps(each).encode() for each in bad]
+        bodies += [b"", b"\xff", b"[" * 10_000, b"{", b"x" * 1_100_000]
+        exchange = exchange_of(url.partition("#")[2] + "default")
+        last = json.dumps({**good, "won": [["job", SLOT + 1, 7]]}).encode()
+        for body in (*bodies, last):
+            await link.ask(
+                lambda channel, body=body: channel.basic_publish(body, exchange=exchange),  # type: ignore[misc]
+                link.deadline(),
+            )
+        await until(lambda: store._news.winner("job", SLOT + 1) is not None)
+        assert list(store._news._heard) == [("job", SLOT + 1)]
+        assert (await node.claim(SLOT)).outcome == "won"
+
+
+async def test_s01_clocks_that_differ_are_warned_of_once_an_hour(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RabbitMQ has no clock: an instance's is compared with those of the winners."""
+    url = rabbitmq.fresh_url(kind)
+    caplog.set_level(logging.WARNING, "anarchon")
+    async with cluster_on(url) as cluster:
+        node, other = await cluster.nodes_of(2)
+        store = other.store
+        assert isinstance(store, RabbitmqStore)
+        fast = FakeClock(wall=cluster.clock.wall + 2_001_000)
+        assert isinstance(node.store, RabbitmqStore)
+        node.store._news._clock = fast
+        cluster.advance_to(SLOT + 20 * PERIOD)
+        for clock_s in (2.001, 2.001, 1.9, -2.1, -2.1, -2.1):
+            fast.wall = cluster.clock.wall + int(clock_s * 1_000_000)
+            slot = SLOT + len(store._news._heard) * PERIOD
+            await node.win(slot, **ANY_TIME)
+            await until(lambda slot=slot: store._news.winner("job", slot) is not None)  # type: ignore[misc]
+        warned = [record for record in caplog.records if record.message == "clocks_differ"]
+        assert [record.fields for record in warned] == [{"instance": "host:1", "ahead_ms": 2_001}]  # type: ignore[attr-defined]
+
+
+# Checks at start, each made to fail once
+
+
+async def report_of(url: str, namespace: str = "default") -> tuple[str, str]:
+    """What a start verifies and doubts, as text."""
+    store = open_store(url, OpenOptions(namespace, FakeClock()))
+    try:
+        report = await store.open()
+        return "\n".join(report.verified), "\n".join(report.doubts)
+    finally:
+        await store.close()
+
+
+async def test_a_start_says_what_it_has_verified(kind: str) -> None:
+    verified, doubts = await report_of(rabbitmq.session_url(kind))
+    assert f"RabbitMQ {VERSIONS[kind]}" in verified
+    assert "a claim has one winner" in verified
+    assert "x-queue-type is heeded: claims are classic queues" in verified
+    assert "the virtual host 'anarchon' is not everybody's" in verified
+    assert "winners are announced" in verified
+    verified, _ = await report_of(rabbitmq.session_url(kind) + "?queue_type=quorum")
+    assert "claims are quorum queues" in verified
+    assert doubts.count("\n") == 0
+    names = rabbitmq.session_broker(kind).ctl("list_queues", "name")
+    assert "probe" not in names, "nothing of the trial is left"
+
+
+async def test_heartbeats_are_agreed_on(kind: str) -> None:
+    async with cluster_on(rabbitmq.fresh_url(kind)) as cluster:
+        await cluster.node()
+        said = rabbitmq.session_broker(kind).ctl("list_connections", "client_properties", "timeout")
+    ours = [line.split()[-1] for line in said.splitlines() if "anarchon" in line]
+    assert ours
+    assert set(ours) == {"10"}
+
+
+async def rewritten(kind: str, old: bytes, new: bytes) -> tuple[str, str]:
+    """What a start finds where something on its way to the broker or back is another."""
+    url = rabbitmq.session_url(kind)
+    async with Proxy(port_of(url)) as proxy:
+        proxy.rewrites[old] = new
+        return await report_of(through_port(url, proxy.port))
+
+
+async def test_a_broker_that_is_too_old_is_refused(kind: str) -> None:
+    with pytest.raises(StoreRefused, match=r"3\.10 or newer is needed"):
+        await rewritten(kind, VERSIONS[kind].encode(), OLDER[VERSIONS[kind]].encode())
+
+
+async def test_a_broker_of_another_kind_is_refused(kind: str) -> None:
+    with pytest.raises(StoreRefused, match="calls itself 'LavinMQQ'"):
+        await rewritten(kind, b"RabbitMQ", b"LavinMQQ")
+
+
+async def test_a_broker_that_does_not_heed_the_number_is_refused(kind: str) -> None:
+    """It ignores arguments that it does not know: every claim of a slot would win."""
+    with pytest.raises(StoreRefused, match="slots would run twice"):
+        await rewritten(kind, b"x-max-length-bytes", b"y-max-length-bytes")
+
+
+async def test_a_broker_that_does_not_heed_the_type_of_queue_is_doubted(kind: str) -> None:
+    _, doubts = await rewritten(kind, b"x-queue-type", b"y-queue-type")
+    assert "whether claims are classic queues could not be verified" in doubts
+
+
+@pytest.mark.timeout(120)
+async def test_a_broker_with_relaxed_checks_is_doubted_and_still_has_one_winner(
+    start: Callable[..., rabbitmq.Broker],
+) -> None:
+    relaxed = "quorum_queue.property_equivalence.relaxed_checks_on_redeclaration = true"
+    broker = await asyncio.to_thread(start, "rabbitmq4", relaxed)
+    verified, doubts = await report_of(f"{broker.url}?queue_type=quorum")
+    assert "relaxed_checks" not in verified
+    assert "whether claims are quorum queues could not be verified" in doubts
+    async with cluster_on(f"{broker.url}?queue_type=quorum#") as cluster:
+        first, second = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        await first.win(SLOT)
+        assert (await second.claim(SLOT)).outcome == "lost"
+
+
+async def test_the_virtual_host_of_everybody_is_doubted(kind: str) -> None:
+    broker = rabbitmq.session_broker(kind)
+    if "/\n" not in broker.ctl("list_vhosts"):
+        broker.ctl("add_vhost", "/")
+    broker.ctl("set_permissions", "-p", "/", "guest", ".*", ".*", ".*")
+    for path in ("", "/", "/%2F"):
+        _, doubts = await report_of(broker.url.replace(f"/{rabbitmq.VHOST}", path))
+        assert "the virtual host is '/'" in doubts
+
+
+async def test_a_virtual_host_that_is_not_there_is_refused(kind: str) -> None:
+    url = rabbitmq.session_url(kind).replace(f"/{rabbitmq.VHOST}", "/nowhere")
+    with pytest.raises(StoreRefused, match=r"vhost nowhere not found.*rabbitmqctl add_vhost"):
+        await report_of(url)
+
+
+async def test_a_wrong_password_is_refused_and_not_shown(kind: str) -> None:
+    url = rabbitmq.session_url(kind).replace("guest:guest", "guest:topsecret")
+    with pytest.raises(StoreRefused, match="RABBITMQ_PASSWORD") as refused:
+        await report_of(url)
+    assert "topsecret" not in str(refused.value)
+
+
+async def test_credentials_come_from_files_and_the_environment(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = rabbitmq.session_broker(kind)
+    secret = "p/w:@#%"
+    if "somebody" not in broker.ctl("list_users"):
+        broker.ctl("add_user", "somebody", secret)
+        broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "somebody", ".*", ".*", ".*")
+    url = broker.url
+    file = tmp_path / "password"
+    file.write_text(secret + "\n")
+    await report_of(url.replace("guest:guest", "somebody") + f"?password_file={file}")
+    await report_of(url.replace("guest:guest", "somebody:p%2Fw%3A%40%23%25"))
+    monkeypatch.setenv("RABBITMQ_USERNAME", "somebody")
+    monkeypatch.setenv("RABBITMQ_PASSWORD", secret)
+    await report_of(url.replace("guest:guest@", ""))
+
+
+async def test_a_second_host_is_tried_where_the_first_is_not_there(kind: str) -> None:
+    url = rabbitmq.session_url(kind)
+    (nobody,) = rabbitmq.free_ports(1)
+    both = url.replace("127.0.0.1", f"127.0.0.1:{nobody},127.0.0.1")
+    verified, _ = await report_of(both)
+    assert "a claim has one winner" in verified
+    with pytest.raises(StoreUnavailable):
+        await report_of(re.sub(r"@.*/", f"@127.0.0.1:{nobody},localhost:{nobody}/", url))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("amqp:", "amqp://"),
+        ("amqp:///v", "names no host"),
+        ("amqp://h:x/v", "cannot be read"),
+        ("amqp://h/a/b", "one virtual host"),
+        ("amqp://h/v#f", "%23"),
+        ("amqp://h/v?color=red", "'color' is not known"),
+        ("amqp://h/v?retention=1h&retention=2h", "stands twice"),
+        ("amqp://h/v?retention=5m", "from 10m to 31d"),
+        ("amqp://h/v?retention=90d", "from 10m to 31d"),
+        ("amqp://h/v?retention=soon", "from 10m to 31d"),
+        ("amqp://h/v?retention=", "from 10m to 31d"),
+        ("amqp://h/v?queue_type=stream", "'classic'"),
+        ("amqp://h/v?tls_ca=/etc/hosts", "amqps: only"),
+        ("amqps://h/v?tls_ca=/no/such", "no such file"),
+        ("amqps://h/v?tls_ca=/etc/hosts", "no such file in PEM"),
+        ("amqps://h/v?tls_verify=maybe", "'full'"),
+        ("amqps://h/v?tls_key=/etc/hosts", "needs tls_cert"),
+        ("amqp://u:p@h/v?password_file=/x", "use one of them"),
+        ("amqp://u@h/v?password_file=/no/such", "No such file"),
+        ("amqp://h/v?management=h:15672", "http://host:15672"),
+        ("amqp://h/v?management=http://u:p@h", "neither user nor password"),
+    ],
+)
+def test_a_url_that_cannot_be_right_is_refused(url: str, says: str) -> None:
+    with pytest.raises(StoreRefused, match=re.escape(says)):
+        open_store(url, OpenOptions("default", FakeClock()))
+
+
+def test_a_url_says_where_and_how() -> None:
+    address = address_of("amqps://u:p@h1,[::1]:5/a%2Fb?retention=1h30m&queue_type=quorum")
+    assert (address.hosts, address.virtual_host) == ((("h1", 5671), ("::1", 5)), "a/b")
+    assert (address.retention_ms, address.queue_type) == (5_400_000, "quorum")
+    assert "p" not in repr(address).replace("amqps", "").partition("hosts")[0].split("location")[0]
+    assert isinstance(address, Address)
+    assert replace(address, password="").password == ""
+    can = open_store("amqp://h?retention=30m", OpenOptions("n", FakeClock())).capabilities
+    assert (can.kept_ms, can.least_gap_ms, can.leases, can.history) == (
+        1_800_000,
+        5_000,
+        False,
+        False,
+    )
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, a server's certificate for the loopback, and a client's."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl on this machine")
+    made = tmp_path_factory.mktemp("tls")
+
+    def run(*words: str) -> None:
+        subprocess.run([openssl, *words], cwd=made, check=True, capture_output=True)
+
+    new = ["req", "-newkey", "rsa:2048", "-nodes"]
+
+    run(*new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
+    (made / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for name in ("server", "client"):
+        run(*new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names"]
+        run("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+    return made
+
+
+@pytest.mark.timeout(120)
+async def test_tls_with_an_authority_and_a_certificate_of_our_own(
+    kind: str, start: Callable[..., rabbitmq.Broker], certificates: Path
+) -> None:
+    (port,) = rabbitmq.free_ports(1)
+    broker = await asyncio.to_thread(
+        start,
+        kind,
+        f"listeners.ssl.1 = 127.0.0.1:{port}",
+        f"ssl_options.cacertfile = {certificates}/ca.pem",
+        f"ssl_options.certfile = {certificates}/server.pem",
+        f"ssl_options.keyfile = {certificates}/server.key",
+        "ssl_options.verify = verify_peer",
+        "ssl_options.fail_if_no_peer_cert = true",
+    )
+    await until(lambda: rabbitmq.is_listening(port))
+    url = through_port(broker.url, port).replace("amqp:", "amqps:")
+    known = f"tls_ca={certificates}/ca.pem"
+    ours = f"tls_cert={certificates}/client.pem&tls_key={certificates}/client.key"
+    verified, _ = await report_of(f"{url}?{known}&{ours}")
+    assert "a claim has one winner" in verified
+    await report_of(f"{url}?tls_verify=none&{ours}")
+    with pytest.raises(StoreRefused, match="tls_ca names a file with the authorities"):
+        await report_of(f"{url}?{ours}")
+    with pytest.raises(StoreUnavailable):
+        await report_of(f"{url}?{known}")
+    with pytest.raises(StoreUnavailable):
+        await report_of(broker.url.replace("amqp:", "amqps:") + f"?{known}")
+
+
+# Permissions
+
+
+@pytest.mark.timeout(120)
+async def test_the_permissions_on_the_page_are_enough_and_reach_no_further(kind: str) -> None:
+    """The commands are those of the page, which the user there runs with a secret of its own."""
+    broker = rabbitmq.session_broker(kind)
+    lines = re.findall(r"^rabbitmqctl (.+)$", PAGE.read_text(), re.MULTILINE)
+    commands = [shlex.split(line) for line in lines if "add_user" in line or "permissions" in line]
+    assert len(commands) == 2
+    if "anarchon\t" not in broker.ctl("list_users"):
+        for command in commands:
+            await asyncio.to_thread(broker.ctl, *command)
+    url = broker.url.replace("guest:guest", "anarchon:a-secret")
+    verified, doubts = await report_of(url)
+    assert "winners are announced" in verified
+    assert doubts.count("\n") == 0
+    async with cluster_on(f"{url}#") as cluster:
+        node, other = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        won = await node.win(SLOT)
+        assert (await other.claim(SLOT)).outcome == "lost"
+        assert (await other.renew(won, adopt=True)).outcome == "renewed"
+        assert (await node.complete(won)).outcome == "recorded"
+        long = await cluster.node(namespace="n" * 128)
+        assert (await long.claim(SLOT)).outcome == "won"
+    async with linked(url) as link:
+        with pytest.raises(AccessDenied, match="ACCESS_REFUSED"):
+            await Claims(link, "classic", 600_000).declare("orders", 1, link.deadline())
+
+
+@pytest.mark.parametrize(("write", "read"), [("^$", ".*"), (".*", "^$")])
+async def test_without_permission_to_announce_claims_are_made_all_the_same(
+    write: str, read: str
+) -> None:
+    broker = rabbitmq.session_broker("rabbitmq")
+    if "mute\t" not in broker.ctl("list_users"):
+        broker.ctl("add_user", "mute", "mute")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "mute", ".*", write, read)
+    url = broker.url.replace("guest:guest", "mute:mute")
+    _, doubts = await report_of(url)
+    assert "every loser asks the broker" in doubts
+    async with cluster_on(rabbitmq.fresh_url("rabbitmq").replace("guest:guest", "mute:mute")) as c:
+        node, other = await c.nodes_of(2)
+        c.advance_to(SLOT)
+        await node.win(SLOT)
+        assert (await other.claim(SLOT)).outcome == "lost"
+
+
+async def test_without_permission_to_declare_it_is_refused() -> None:
+    broker = rabbitmq.session_broker("rabbitmq")
+    if "idle\t" not in broker.ctl("list_users"):
+        broker.ctl("add_user", "idle", "idle")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "idle", "^$", ".*", ".*")
+    with pytest.raises(StoreRefused, match=r"ACCESS_REFUSED.*lists the permissions"):
+        await report_of(broker.url.replace("guest:guest", "idle:idle"))
