@@ -20,7 +20,7 @@ from anarchon._errors import JobError
 from anarchon.v1 import job_pb2
 
 Handler = Callable[..., object]
-Handlers = Iterable["Handler | Job"]
+Handlers = Iterable["Handler | Job"] | Mapping[str, "Handler | Job"]
 _H = TypeVar("_H", bound=Handler)
 
 JOBS_MAX = 10_000
@@ -59,8 +59,8 @@ _CATCH_UP = {
 class Policies(TypedDict, total=False):
     """What one may say of a job besides its schedule. What is left out, the sidecar decides.
 
-    Durations are `timedelta` or texts such as "1h30m", in whole milliseconds. What is said to be
-    not in this version, the sidecar refuses.
+    Durations are `timedelta` or texts such as "1h30m", in whole milliseconds. What the sidecar's
+    store cannot do, the sidecar refuses.
     """
 
     jitter: Duration
@@ -74,14 +74,15 @@ class Policies(TypedDict, total=False):
     """How long a runner is believed after its last heartbeat, 3 s to 1 h. Default: 30 s."""
     overlap: Literal["skip", "allow", "queue", "cancel"]
     """What a slot does that finds another run unfinished. Default: "skip" where the store keeps
-    leases, else "allow". "queue" and "cancel" are not in this version."""
+    leases, else "allow". "queue": it starts when the other has ended; of several that wait the
+    newest stays. "cancel": as "queue", and the other run is asked to stop."""
     catch_up: Literal["none", "latest", "all"]
-    """Which slots are run that came due while nobody could. Default: "none". "latest" and "all"
-    are not in this version."""
+    """Which slots are run that came due while nobody could. Default: "latest", the newest of them,
+    where the store keeps leases, else "none". "all": every one, oldest first."""
     catch_up_window: Duration
     """No slot older than this is caught up, nor a run taken over. Default: 24 h."""
     catch_up_limit: int
-    """No more slots than this are caught up. Default: 100. Not in this version."""
+    """No more slots than this are caught up. Default: 100."""
     start_deadline: Duration
     """A slot that nobody claimed for this long is missed. Default: the gap to the next slot, at
     most 60 s, at least jitter + 5 s."""
@@ -89,8 +90,7 @@ class Policies(TypedDict, total=False):
     """Attempts a run may have because its runners died, froze or were cut off, 1 to 1,000.
     Default: 3."""
     retries: int
-    """Attempts that follow failed ones, 0 to 100. Default: 0, a failure is final. More, and the
-    next three, are not in this version."""
+    """Attempts that follow failed ones, 0 to 100. Default: 0, a failure is final."""
     retry_delay: Duration
     """The pause before the first retry. Each is drawn from 50 % to 100 % of it. Default: 1 s."""
     retry_factor: float
@@ -107,12 +107,6 @@ class Policies(TypedDict, total=False):
     stop_grace: Duration
     """How long a running handler may go on when its instance stops. Default, and at most: the
     instance's own grace, 20 s."""
-
-
-# Policies of which this version has only the default: nothing to recommend.
-_NOT_IN_THIS_VERSION = frozenset(
-    {"catch_up", "catch_up_limit", "retries", "retry_delay", "retry_factor", "retry_max_delay"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +153,7 @@ class Cron:
 class Job:
     """A function with its schedule and policies: for what the decorators cannot say.
 
+    Without a schedule the job is offered by name, and the sidecar's configuration must have it.
     `name` (default: the function's `__name__`) identifies the job in the store, and must be the
     same on every instance and in every deploy: 1 to 128 characters of letters, digits and
     `. _ - : /`, starting with a letter or digit. `policies` are those of `Policies`. Raises
@@ -170,7 +165,7 @@ class Job:
     def __init__(
         self,
         handler: Handler,
-        schedule: Every | Cron,
+        schedule: Every | Cron | None = None,
         *,
         name: str | None = None,
         **policies: Unpack[Policies],
@@ -220,9 +215,14 @@ def cron(
 
 def collect(handlers: Handlers) -> dict[str, Job]:
     """Return the jobs of what `subscribe` was given, by name. Raises `JobError`."""
-    if isinstance(handlers, str | Mapping | Job) or not isinstance(handlers, Iterable):
-        raise JobError(f"handlers must be a list of handlers, not {handlers!r:.80}")
-    jobs = [_job_of(handler) for handler in handlers]
+    if isinstance(handlers, str | Job) or not isinstance(handlers, Iterable):
+        raise JobError(
+            f"handlers must be a list of handlers, or a mapping of names to them, not {handlers!r:.80}"
+        )
+    if isinstance(handlers, Mapping):
+        jobs = [_job_named(name, handler) for name, handler in handlers.items()]
+    else:
+        jobs = [_job_of(handler) for handler in handlers]
     if not 1 <= len(jobs) <= JOBS_MAX:
         raise JobError(f"{len(jobs)} handlers given: must be 1 to {JOBS_MAX:,}")
     by_name: dict[str, Job] = {}
@@ -301,10 +301,24 @@ def _job_of(handler: Handler | Job) -> Job:
     plan = _plan_of(handler)
     if plan is None:
         raise JobError(
-            f"{_described(handler)} has no schedule: decorate it with @every or @cron, or give "
-            "Job(handler, schedule)"
+            f"{_described(handler)} has no schedule: decorate it with @every or @cron, give "
+            'Job(handler, schedule), or {"name": handler} where the sidecar\'s configuration has it'
         )
     return plan.job(handler)
+
+
+def _job_named(name: object, handler: Handler | Job) -> Job:
+    """Return a job of a mapping: offered by name, unless the handler says more."""
+    check_name(name)
+    assert isinstance(name, str), "checked"
+    if isinstance(handler, Job):
+        if handler.name != name:
+            raise JobError(f"{handler!r} is given under the name {name!r}: use one name for both")
+        return handler
+    plan = _plan_of(handler)
+    if plan is None:
+        return Job(handler, name=name)
+    return Job(handler, plan.schedule, name=name, **plan.policies)
 
 
 def _shape(handler: object) -> tuple[bool, bool]:
@@ -366,7 +380,7 @@ def _described(handler: object) -> str:
 def _make_spec(name: str, schedule: object, policies: Policies) -> job_pb2.JobSpec:
     unknown = sorted(set(policies) - set(Policies.__annotations__))
     if unknown:
-        known = ", ".join(sorted(set(Policies.__annotations__) - _NOT_IN_THIS_VERSION))
+        known = ", ".join(sorted(Policies.__annotations__))
         raise JobError(f"no such policy: {', '.join(unknown)}; there are {known}")
     spec = job_pb2.JobSpec(name=name)
     match schedule:
@@ -377,6 +391,8 @@ def _make_spec(name: str, schedule: object, policies: Policies) -> job_pb2.JobSp
         case Cron():
             spec.cron.expression = schedule.expression.strip()
             spec.cron.time_zone = schedule.tz
+        case None:
+            spec.by_name = True
         case _:
             raise JobError(f"schedule {schedule!r}: must be Every(...) or Cron(...)")
     _set_durations(spec, policies)

@@ -146,7 +146,7 @@ def test_what_is_not_said_is_left_to_the_sidecar() -> None:
         ({"labels": {"a": "ü" * 65}}, "at most 128 bytes"),
         ({"labels": {str(n): "" for n in range(17)}}, "17 labels: must be at most 16"),
         ({"start_deadline": "1ms"}, "start_deadline 1ms: must be 1s to"),
-        ({"retry": 3}, "no such policy: retry; there are cancel_grace, catch_up_window"),
+        ({"retry": 3}, "no such policy: retry; there are cancel_grace, catch_up, "),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
@@ -293,9 +293,7 @@ def test_what_cannot_be_decorated_says_what_to_do() -> None:
         every("1s")(print)
 
 
-@pytest.mark.parametrize(
-    "handlers", [nothing, "nothing", 3, Job(nothing, Every("1s")), {"sync": nothing}]
-)
+@pytest.mark.parametrize("handlers", [nothing, "nothing", 3, Job(nothing, Every("1s"))])
 def test_handlers_must_be_a_list(handlers: Any) -> None:
     with pytest.raises(JobError, match="must be a list of handlers"):
         collect(handlers)
@@ -304,15 +302,39 @@ def test_handlers_must_be_a_list(handlers: Any) -> None:
 def test_a_handler_without_a_schedule_says_what_to_do() -> None:
     with pytest.raises(JobError) as raised:
         collect([nothing])
-    advice = "decorate it with @every or @cron, or give Job(handler, schedule)"
-    assert str(raised.value).endswith(f"nothing has no schedule: {advice}")
+    advice = "decorate it with @every or @cron, give Job(handler, schedule), or"
+    assert f"nothing has no schedule: {advice}" in str(raised.value)
 
 
-def test_what_is_not_in_this_version_is_not_recommended() -> None:
+def test_handlers_are_offered_by_name_where_they_say_no_more() -> None:
+    @every("10s", lease="6s")
+    def decorated() -> None: ...
+
+    own = Job(nothing, Every("1s"), name="own")
+    jobs = collect({"sync": nothing, "other/name": decorated, "own": own})
+    assert jobs["sync"].spec == job_pb2.JobSpec(name="sync", by_name=True)
+    assert jobs["other/name"].spec.every.period.seconds == 10
+    assert jobs["other/name"].spec.lease.seconds == 6
+    assert jobs["own"] is own
+    by_name = Job(nothing, name="sync", lease="6s")
+    assert by_name.spec.by_name
+    assert by_name.spec.lease.seconds == 6
+
+
+@pytest.mark.parametrize(
+    ("handlers", "said"),
+    [
+        ({"a b": nothing}, "job name 'a b': must be"),
+        ({3: nothing}, "job name 3: must be"),
+        ({"a": Job(nothing, Every("1s"), name="b")}, "given under the name 'a': use one name"),
+        ({"a": 3}, "job 'a': 3 must be"),
+        ({}, "0 handlers given"),
+    ],
+)
+def test_what_is_wrong_with_a_mapping_is_said(handlers: Any, said: str) -> None:
     with pytest.raises(JobError) as raised:
-        spec_of(retry=3)
-    assert "retries" not in str(raised.value)
-    assert "catch_up," not in str(raised.value)
+        collect(handlers)
+    assert said in str(raised.value)
 
 
 def test_no_handlers_at_all_are_refused() -> None:
