@@ -29,12 +29,19 @@ from anarchon_server.core.model import (
 from anarchon_server.core.store import (
     Beat,
     BeatAnswer,
+    CancelRun,
+    Capabilities,
     Claim,
     ClaimAnswer,
     ClaimOutcome,
     Completion,
+    Control,
+    ControlAnswer,
+    ControlOutcome,
     MissedSlot,
     OpenOptions,
+    Passed,
+    Pause,
     Plan,
     PlanAnswer,
     PrunePolicy,
@@ -42,10 +49,13 @@ from anarchon_server.core.store import (
     Release,
     Renewal,
     Reply,
+    Resume,
     RunQuery,
     Store,
     TokenAnswer,
+    TriggerRun,
 )
+from anarchon_server.opening import open_store
 from tests.servers import nats, postgres, rabbitmq, redis, redis_cluster
 
 T0 = 1_800_000_000_000  # when a cluster's time begins, and where its jobs are settled to
@@ -178,6 +188,23 @@ BACKENDS: dict[str, Callable[[Path], Database]] = {
 }
 
 
+_URLS = {
+    "memory": "memory:",
+    "sqlite": "sqlite:anarchon.db",
+    "postgres": "postgresql://localhost/anarchon",
+    "redis": "redis://localhost",
+    "valkey": "redis://localhost",
+    "nats": "nats://localhost?strategy=lease",
+}
+
+
+def able(can: Callable[[Capabilities], bool]) -> list[str]:
+    """The backends that can do something, by what they say of themselves before they are opened."""
+    options = OpenOptions("default", FakeClock())
+    kinds = {name: name.partition("-")[0] for name in BACKENDS}
+    return [name for name in BACKENDS if can(open_store(_URLS[kinds[name]], options).capabilities)]
+
+
 CLAIM_ONLY: dict[str, Callable[[Path], Database]] = {
     "memory-claim": lambda directory: _Memory(directory, leases=False),
     "nats": _NatsClaim,
@@ -206,6 +233,12 @@ def definition(
     every = EverySchedule(period) if period else None
     schedule_id = schedule or (f"every:{period // SECOND}s" if period else "")
     return Definition(JobSpec(job, every, **spec), schedule_id, window)
+
+
+def slots_of(schedule: str, after: int, until: int) -> tuple[int, ...]:
+    """The slots of `every:Ns` after one moment and up to another."""
+    period = int(schedule.removeprefix("every:").removesuffix("s")) * SECOND
+    return tuple(range((after // period + 1) * period, until + 1, period))
 
 
 class Node:
@@ -294,10 +327,15 @@ class Node:
         return list((await self.beat(sweep=((job, SCHEDULE),))).unfinished)
 
     async def complete(
-        self, seen: RunView, outcome: Outcome | None = None, *, token: str = ""
+        self,
+        seen: RunView,
+        outcome: Outcome | None = None,
+        *,
+        token: str = "",
+        retry_in_ms: int | None = None,
     ) -> TokenAnswer:
-        result = outcome or Outcome(result="done")
-        completion = Completion(seen.run.job, seen.run.slot, token or seen.run.token, result)
+        run, result = seen.run, outcome or Outcome(result="done")
+        completion = Completion(run.job, run.slot, token or run.token, result, retry_in_ms)
         (answer,) = (await self.store.complete([completion])).answers
         return answer
 
@@ -322,6 +360,69 @@ class Node:
             await self.store.settle([Plan(job, schedule, settled, missed, **given)])
         ).answers
         return answer
+
+    async def control(self, act: Control) -> ControlAnswer:
+        (answer,) = (await self.store.control([act])).answers
+        return answer
+
+    async def pause(self, reason: str = "", job: str = JOB) -> ControlAnswer:
+        return await self.control(Pause(job, reason))
+
+    async def resume(
+        self,
+        *,
+        plans: Sequence[Plan] = (),
+        schedules: Sequence[str] = (SCHEDULE,),
+        job: str = JOB,
+        **given: Any,
+    ) -> ControlAnswer:
+        """Resumes as the one who has just looked: what each schedule has settled is as it is."""
+        (shown,) = (await self.store.jobs([job], "", 1)).answers
+        until = self.cluster.now + SECOND
+        passed: list[Passed] = []
+        for schedule in schedules:
+            settled = await self.settled(job, schedule)
+            assert settled is not None
+            passed.append(Passed(schedule, settled, slots_of(schedule, settled, until)))
+        values: dict[str, Any] = {"job": job, "paused_at": shown.paused_at or 0, "until": until}
+        values |= {"plans": tuple(plans), "passed": tuple(passed)}
+        return await self.control(Resume(**(values | given)))
+
+    async def trigger(self, request_id: str = "r-1", **given: Any) -> ControlAnswer:
+        """Triggers the usual job, of whose slots none is near but those on the grid."""
+        now = self.cluster.now
+        values: dict[str, Any] = {
+            "job": JOB,
+            "request_id": request_id,
+            "payload": b"",
+            "slots": slots_of(SCHEDULE, now - 1, now + 10 * SECOND),
+            "until": now + 10 * SECOND,
+            "overlap": OverlapPolicy.SKIP,
+            "window_ms": DAY,
+        }
+        return await self.control(TriggerRun(**(values | given)))
+
+    async def triggered(self, request_id: str = "r-1", **given: Any) -> RunView:
+        """The run that is made."""
+        answer = await self.trigger(request_id, **given)
+        assert answer.outcome is ControlOutcome.DONE
+        assert answer.run is not None
+        return answer.run
+
+    async def cancel(self, slot: int, job: str = JOB) -> ControlAnswer:
+        return await self.control(CancelRun(job, slot))
+
+    async def seen(self, slot: int) -> RunView:
+        """The run as a look shows it; it has a row."""
+        seen = await self.look(slot)
+        assert seen is not None
+        return seen
+
+    async def ended(self, slot: int) -> tuple[RunState, str]:
+        """The run's state and reason, as history shows them."""
+        seen = await self.run(slot)
+        assert seen is not None
+        return seen.run.state, seen.run.reason
 
     async def history(self, **query: Any) -> list[RunView]:
         return list((await self.store.runs(RunQuery(**query))).answers)

@@ -1,4 +1,7 @@
-"""Any backend against the reference, over random acts of three instances (S1 to S28, I1 to I3)."""
+"""Any backend against the reference, over random acts of three instances (S1 to S29, I1 to I3).
+
+What a backend cannot do by its capabilities is left out for it, and joins as soon as it can.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,30 @@ from hypothesis.stateful import (
 
 from anarchon_server.core.model import (
     CancelReason,
+    CatchUpPolicy,
     Failure,
     Outcome,
     OverlapPolicy,
     Reason,
     RunView,
 )
-from anarchon_server.core.store import Claim, Completion, PrunePolicy, Release, RunQuery
+from anarchon_server.core.store import (
+    CancelRun,
+    Claim,
+    ClaimOutcome,
+    Completion,
+    Control,
+    ControlAnswer,
+    MissedSlot,
+    Passed,
+    Pause,
+    Plan,
+    PrunePolicy,
+    Release,
+    Resume,
+    RunQuery,
+    TriggerRun,
+)
 from tests.contract.harness import (
     BACKENDS,
     DAY,
@@ -50,15 +70,19 @@ NODES = st.integers(0, 2)
 WHO = st.integers(0, 5)
 PICK = st.integers(0, 10_000)
 LENGTHS = st.sampled_from([3 * SECOND, 12 * SECOND, LEASE])
+OVERLAPS = st.sampled_from([*OverlapPolicy, OverlapPolicy.SKIP])
+WINDOWS = st.sampled_from([1_000 * DAY, 1_000 * DAY, 1_000 * DAY, 20 * SECOND])
+RETRIES = st.integers(0, 2)
 WISHES = st.fixed_dictionaries(
     {
         "previous_slot": st.booleans(),
         "may_run": st.sampled_from([True, True, True, False]),
-        "overlap": st.sampled_from([OverlapPolicy.SKIP, OverlapPolicy.SKIP, OverlapPolicy.ALLOW]),
+        "overlap": OVERLAPS,
         "start_deadline_ms": st.sampled_from([PERIOD, 30 * SECOND]),
         "lease_ms": LENGTHS,
         "max_attempts": st.integers(1, 3),
-        "window_ms": st.just(1_000 * DAY),
+        "window_ms": WINDOWS,
+        "retries": RETRIES,
         "vouched": st.booleans(),
     }
 )
@@ -72,6 +96,7 @@ OUTCOMES = {
     ("returned", "x"): Outcome("x"),
     ("returned", "y"): Outcome("y"),
     ("raised", "E"): Outcome(failure=Failure("E", "m", "t")),
+    ("gave up", "P"): Outcome(failure=Failure("P", permanent=True)),
     **{("stopped", reason.value): Outcome(stopped=reason) for reason in CancelReason},
 }
 
@@ -85,14 +110,18 @@ def shown(seen: RunView) -> Any:
     ]
     cancel = run.cancel.value if run.cancel else ""
     return (
+        run.trigger,
         run.state,
         run.reason,
         run.freed,
         cancel,
         run.lost,
+        run.failed,
         seen.lease_left_ms,
+        seen.wait_ms,
         run.blocking_slot,
         run.slots_covered,
+        run.request_id,
         attempts,
     )
 
@@ -110,7 +139,8 @@ class StoreAgainstReference(RuleBasedStateMachine):
         database = BACKENDS[self.backend](Path(self.directory.name))
         self.cluster = Cluster(database)
         self.nodes: list[Node] = [self.wait(self.cluster.node()) for _ in range(3)]
-        boot_leases = self.nodes[0].store.capabilities.boot_leases
+        self.can = self.nodes[0].store.capabilities
+        boot_leases = self.can.boot_leases
         clock = self.cluster.clock
         self.reference = Reference(self.cluster.now, clock.boot, boot_leases=boot_leases)
         self.asked: list[Claim] = []
@@ -143,6 +173,23 @@ class StoreAgainstReference(RuleBasedStateMachine):
     def attempted(self) -> bool:
         return any(row.attempts for row in self.reference.rows.values())
 
+    def waited_for(self) -> bool:
+        return any(row.due or row.state == "retrying" for row in self.reference.rows.values())
+
+    def controlled(self) -> bool:
+        return self.can.control
+
+    def possible(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A claim's values without what the backend cannot do."""
+        able = dict(given)
+        if given["overlap"] not in self.can.overlap:
+            able["overlap"] = OverlapPolicy.SKIP
+        if not self.can.retries:
+            able["retries"] = 0
+        if not self.can.control:
+            able["window_ms"] = 1_000 * DAY
+        return able
+
     def actor(self, who: int, slot: int) -> Node:
         """One of the three, or, for half of the numbers, whoever holds the slot."""
         holder = self.reference.rows[slot].attempts[-1].holder
@@ -166,9 +213,17 @@ class StoreAgainstReference(RuleBasedStateMachine):
     @rule(number=PICK, off=st.sampled_from([-1, 0, 0, 1]))
     def a_lease_ends(self, number: int, off: int) -> None:
         """Or is about to."""
-        held = [row for row in self.reference.rows.values() if not row.final and not row.freed]
+        held = [row for row in self.reference.rows.values() if row.state in ("claimed", "running")]
         if held:
             self.cluster.advance(max(0, self.reference.left(held[number % len(held)]) + off))
+            self.synchronise()
+
+    @rule(number=PICK, off=st.sampled_from([-1, 0, 1]))
+    def a_retry_comes(self, number: int, off: int) -> None:
+        """Or is about to."""
+        failed = [row for row in self.reference.rows.values() if row.state == "retrying"]
+        if failed:
+            self.cluster.advance(max(0, self.reference.wait(failed[number % len(failed)]) + off))
             self.synchronise()
 
     @rule(number=PICK, off=st.sampled_from([0, 1]))
@@ -208,6 +263,20 @@ class StoreAgainstReference(RuleBasedStateMachine):
         self.synchronise()
         self.claims(node, slot, schedule, given)
 
+    @rule(node=NODES, overlap=OVERLAPS, retries=RETRIES, number=PICK)
+    def a_slot_is_claimed_in_time(
+        self, node: int, overlap: OverlapPolicy, retries: int, number: int
+    ) -> None:
+        """As in quiet times, and what is in progress lives on."""
+        slot = (self.cluster.now // PERIOD + 1) * PERIOD
+        self.cluster.advance_to(slot)
+        self.synchronise()
+        for row in self.reference.rows.values():
+            if row.state in ("claimed", "running") and number % 4:
+                self.renew(3, row.slot, row.token)
+        given = {"overlap": overlap, "retries": retries, "window_ms": 1_000 * DAY}
+        self.ask(node, self.nodes[node].wish(slot, **self.possible(given)))
+
     @rule(
         node=NODES,
         schedule=st.sampled_from(["every:10s", "every:10s", "every:5s"]),
@@ -229,12 +298,15 @@ class StoreAgainstReference(RuleBasedStateMachine):
     def claims(self, node: int, slot: int, schedule: str, given: dict[str, Any]) -> None:
         chained = given["previous_slot"]
         previous = {"previous_slot": slot - SCHEDULES[schedule] if chained else None}
-        self.ask(node, self.nodes[node].wish(slot, schedule_id=schedule, **(given | previous)))
+        able = self.possible(given) | previous
+        self.ask(node, self.nodes[node].wish(slot, schedule_id=schedule, **able))
 
     def ask(self, node: int, claim: Claim) -> None:
         self.asked.append(claim)
         answer = self.wait(self.nodes[node].ask(claim))
         assert answer.outcome == self.reference.claim(claim), claim
+        won = answer.outcome is ClaimOutcome.WON
+        assert answer.payload == (self.reference.rows[claim.slot].payload if won else b"")
         assert self.wait(self.nodes[node].store.claim([])).fences == {}
 
     @rule(node=NODES, number=PICK, again=st.booleans())
@@ -257,6 +329,9 @@ class StoreAgainstReference(RuleBasedStateMachine):
         off=st.sampled_from([0, 0, 0, -600, 600, 4 * SECOND, -4 * SECOND]),
         lease=LENGTHS,
         most=st.integers(1, 3),
+        overlap=OVERLAPS,
+        window=WINDOWS,
+        retries=RETRIES,
     )
     def takes_over(
         self,
@@ -268,8 +343,14 @@ class StoreAgainstReference(RuleBasedStateMachine):
         off: int,
         lease: int,
         most: int,
+        overlap: OverlapPolicy,
+        window: int,
+        retries: int,
     ) -> None:
         slot, token = self.pick(number)
+        able = self.possible({"overlap": overlap, "window_ms": window, "retries": retries})
+        if not self.can.control:
+            able["overlap"] = OverlapPolicy.ALLOW
         claim = self.nodes[node].wish(
             slot,
             seen_attempt=len(self.reference.rows[slot].attempts) - (not right),
@@ -279,9 +360,19 @@ class StoreAgainstReference(RuleBasedStateMachine):
             expected_at=self.cluster.now + off,
             lease_ms=lease,
             max_attempts=most,
-            window_ms=1_000 * DAY,
+            **able,
         )
         self.ask(node, claim)
+
+    @precondition(waited_for)
+    @rule(node=NODES, number=PICK, given=WISHES)
+    def claims_what_waits(self, node: int, number: int, given: dict[str, Any]) -> None:
+        """A run that is due since before, or is to be retried."""
+        rows = [row for row in self.reference.rows.values() if row.due or row.state == "retrying"]
+        row = rows[number % len(rows)]
+        seen = {"seen_attempt": len(row.attempts), "seen_token": row.token}
+        able = self.possible(given) | {"previous_slot": None}
+        self.ask(node, self.nodes[node].wish(row.slot, **(able | seen)))
 
     # Tokens
 
@@ -298,6 +389,18 @@ class StoreAgainstReference(RuleBasedStateMachine):
         self, who: int, number: int, adopt: bool, starts: bool, lease: int, cancel: str | None
     ) -> None:
         slot, token = self.pick(number)
+        self.renew(who, slot, token, adopt, starts, lease, cancel)
+
+    def renew(
+        self,
+        who: int,
+        slot: int,
+        token: str,
+        adopt: bool = False,
+        starts: bool = True,
+        lease: int = LEASE,
+        cancel: str | None = None,
+    ) -> None:
         node = self.actor(who, slot)
         seen = self.wait(node.run(slot))
         assert seen is not None
@@ -314,12 +417,25 @@ class StoreAgainstReference(RuleBasedStateMachine):
         self.reference.holders[renewal.incarnation].seen_at = self.cluster.now
 
     @precondition(attempted)
-    @rule(node=NODES, number=PICK, told=st.sampled_from(list(OUTCOMES)))
-    def completes(self, node: int, number: int, told: tuple[str, str]) -> None:
+    @rule(
+        node=NODES,
+        number=PICK,
+        told=st.sampled_from([*OUTCOMES, ("raised", "E"), ("raised", "E"), ("raised", "E")]),
+        retry_in=st.sampled_from([None, 0, SECOND, SECOND, PERIOD]),
+    )
+    def completes(
+        self, node: int, number: int, told: tuple[str, str], retry_in: int | None
+    ) -> None:
         slot, token = self.pick(number)
-        completion = Completion("job", slot, token, OUTCOMES[told])
+        ended_before = self.reference.rows[slot].final
+        retry_in = retry_in if self.can.retries else None
+        completion = Completion("job", slot, token, OUTCOMES[told], retry_in)
         (answer,) = self.wait(self.nodes[node].store.complete([completion])).answers
-        assert answer.outcome == self.reference.complete(slot, token, *told), completion
+        expected = self.reference.complete(slot, token, *told, retry_in=retry_in)
+        assert answer.outcome == expected, completion
+        ends = self.reference.rows[slot].final and not ended_before
+        due = self.reference.oldest_due() if ends else None
+        assert (answer.due.run.slot if answer.due else None) == due
 
     @precondition(attempted)
     @rule(
@@ -334,25 +450,142 @@ class StoreAgainstReference(RuleBasedStateMachine):
         (answer,) = self.wait(node.store.release([release])).answers
         assert answer.outcome == self.reference.release(release), release
 
-    # Settling, definitions, pruning
+    # Settling
 
     @rule(
         node=NODES,
         schedule=st.sampled_from(["every:10s", "every:10s", "every:5s"]),
         stale=st.sampled_from([0, 0, 0, 1]),
         deadline=st.sampled_from([PERIOD, 30 * SECOND]),
+        catch_up=st.sampled_from(CatchUpPolicy),
+        window=WINDOWS,
+        limit=st.sampled_from([1, 2, 100]),
     )
-    def plans(self, node: int, schedule: str, stale: int, deadline: int) -> None:
+    def plans(
+        self,
+        node: int,
+        schedule: str,
+        stale: int,
+        deadline: int,
+        catch_up: CatchUpPolicy,
+        window: int,
+        limit: int,
+    ) -> None:
+        plan = self.plan_of(schedule, deadline, catch_up, window, limit)
+        plan = replace(plan, settled=plan.settled - stale)
+        (answer,) = self.wait(self.nodes[node].store.settle([plan])).answers
+        expected = self.reference.plan(plan)
+        assert (answer.done, answer.settled, answer.missed, answer.due) == expected
+
+    def plan_of(
+        self, schedule: str, deadline: int, catch_up: CatchUpPolicy, window: int, limit: int
+    ) -> Plan:
+        """A plan for the oldest slots that are not settled."""
         period = SCHEDULES[schedule]
-        settled = self.reference.settled.get(schedule, T0) - stale
-        first = (settled // period + 1) * period
-        last = min(self.cluster.now, first + 12 * period)
-        slots = list(range(first, last + 1, period))
-        answer = self.wait(
-            self.nodes[node].plan(slots, settled=settled, deadline=deadline, schedule=schedule)
+        settled = self.reference.settled.get(schedule, T0)
+        slots = self.slots(schedule, settled, min(self.cluster.now, settled + 12 * period))
+        return Plan(
+            "job",
+            schedule,
+            settled,
+            tuple(MissedSlot(slot, deadline) for slot in slots),
+            limit=limit,
+            catch_up=catch_up if catch_up in self.can.catch_up else CatchUpPolicy.NONE,
+            window_ms=window,
         )
-        expected = self.reference.plan(schedule, settled, slots, deadline)
-        assert (answer.done, answer.settled) == expected
+
+    @staticmethod
+    def slots(schedule: str, after: int, until: int) -> tuple[int, ...]:
+        period = SCHEDULES[schedule]
+        return tuple(range((after // period + 1) * period, until + 1, period))
+
+    # What operators ask
+
+    def control(self, act: Control) -> ControlAnswer:
+        (answer,) = self.wait(self.nodes[0].store.control([act])).answers
+        return answer
+
+    @precondition(controlled)
+    @rule(
+        what=st.sampled_from(["trigger", "trigger", "cancel", "cancel", "pause", "resume"]),
+        number=PICK,
+        stale=st.sampled_from(["", "", "", "", "paused_at", "settled", "until"]),
+        request=st.sampled_from([f"r-{n}" for n in range(9)]),
+        overlap=OVERLAPS,
+        catch_up=st.sampled_from(CatchUpPolicy),
+        window=WINDOWS,
+        limit=st.sampled_from([1, 2, 100]),
+    )
+    def operators_ask(
+        self,
+        what: str,
+        number: int,
+        stale: str,
+        request: str,
+        overlap: OverlapPolicy,
+        catch_up: CatchUpPolicy,
+        window: int,
+        limit: int,
+    ) -> None:
+        """A pause ends soon, or little else would be tried."""
+        paused = self.reference.paused_at is not None
+        if what == "resume" or (paused and number % 3 == 0):
+            self.resumes(stale, catch_up, window, limit)
+        elif what == "pause":
+            assert self.control(Pause("job", "why")).outcome == self.reference.pause()
+        elif what == "trigger":
+            self.triggers(request, overlap, window, -1 if stale == "until" else SECOND)
+        else:
+            self.cancels(number)
+
+    def resumes(self, stale: str, catch_up: CatchUpPolicy, window: int, limit: int) -> None:
+        in_use = sorted(self.reference.schedules_in_use())
+        until = self.cluster.now + (-1 if stale == "until" else SECOND)
+        passed = [
+            Passed(schedule, settled, self.slots(schedule, settled, until))
+            for schedule in in_use
+            for settled in [self.reference.settled[schedule] - (stale == "settled")]
+        ]
+        plans = [self.plan_of(each, PERIOD, catch_up, window, limit) for each in in_use]
+        paused_at = (self.reference.paused_at or 0) + (stale == "paused_at")
+        act = Resume("job", paused_at, until, tuple(plans), tuple(passed))
+        assert self.control(act).outcome == self.reference.resume(act), act
+
+    def triggers(self, request: str, overlap: OverlapPolicy, window: int, reach: int) -> None:
+        until = self.cluster.now + reach
+        slots = {
+            slot for each in SCHEDULES for slot in self.slots(each, self.cluster.now - 1, until)
+        }
+        payload = f"{request} at {self.cluster.now}".encode()
+        act = TriggerRun("job", request, payload, tuple(sorted(slots)), until, overlap, window)
+        answer = self.control(act)
+        made = answer.run.run.slot if answer.run else None
+        assert (answer.outcome, made) == self.reference.trigger(act), act
+
+    def cancels(self, number: int) -> None:
+        rows = self.reference.rows
+        unfinished = sorted(slot for slot, row in rows.items() if not row.final)
+        among = unfinished if unfinished and number % 5 else sorted(rows) or [T0]
+        slot = among[-1 - number % len(among)]
+        assert self.control(CancelRun("job", slot)).outcome == self.reference.cancel(slot)
+
+    # Definitions, pruning, looking
+
+    @rule(node=NODES)
+    def looks(self, node: int) -> None:
+        """The sweep shows all that is not final, what can be taken over first."""
+        answer = self.wait(self.nodes[node].beat(sweep=(("job", "every:10s"),)))
+        incarnation = self.nodes[node].instance.incarnation
+        self.reference.holders[incarnation].seen_at = self.cluster.now
+        open_rows = self.reference.others(-1)
+        over = {
+            row.slot: row.begun
+            and (row.freed != "" or (row.state != "retrying" and self.reference.left(row) <= 0))
+            for row in open_rows
+        }
+        expected = sorted(over, key=lambda slot: (not over[slot], slot))
+        assert [seen.run.slot for seen in answer.unfinished] == expected
+        assert answer.settled == (self.reference.settled.get("every:10s"),)
 
     @rule(
         node=NODES, versions=st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True)
