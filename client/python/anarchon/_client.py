@@ -113,6 +113,8 @@ class AnarchonClient:
       may say "exit", and it needs `faulthandler`'s timer.
     * `token_file`: holds the call token. Default: the environment's `ANARCHON_TOKEN_FILE`.
     * `credentials`: for a sidecar on another machine, `grpc.ssl_channel_credentials(...)`.
+    * `watched`: whether the sidecar, where it can see this process, takes its end for the end of its
+      handlers, and hands their runs on at once. Not where what they started may outlive it.
     * `transport`, `clock`, `random`: for tests; see `anarchon.testing`.
 
     Raises `ClientError` for what is set up wrongly.
@@ -127,6 +129,7 @@ class AnarchonClient:
         on_lease_lost: Literal["cancel", "exit"] = "cancel",
         token_file: str | os.PathLike[str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        watched: bool = True,
         transport: Transport | None = None,
         clock: Clock | None = None,
         random: Callable[[], float] | None = None,
@@ -137,6 +140,7 @@ class AnarchonClient:
         self._max_concurrency = max_concurrency
         self._stop_grace = _duration("stop_grace", stop_grace)
         self._exits = on_lease_lost == "exit"
+        self._watched = watched
         self._endpoint = Endpoint.of(address, credentials, token_file)
         self._transport = transport
         self._clock = clock or BootClock()
@@ -160,7 +164,7 @@ class AnarchonClient:
         self._endpoint.check_socket()
         request = session_pb2.SubscribeRequest(
             session_id=str(uuid.uuid4()),
-            client=_client_info(),
+            client=_client_info(watched=self._watched),
             jobs=[job.spec for job in jobs.values()],
             max_concurrency=self._max_concurrency,
         )
@@ -644,8 +648,8 @@ def _check_process() -> None:
         )
 
 
-def _client_info() -> session_pb2.ClientInfo:
-    start_ticks, pid_namespace = _process_identity()
+def _client_info(*, watched: bool) -> session_pb2.ClientInfo:
+    start_ticks, pid_namespace = _process_identity() if watched else (0, 0)
     return session_pb2.ClientInfo(
         language="python",
         version=metadata.version("anarchon"),

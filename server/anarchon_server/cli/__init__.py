@@ -30,6 +30,8 @@ _COMMANDS = {
     "trigger": "run a job now",
     "cancel": "ask a run to stop",
     "health": "say whether a sidecar is ready, by the exit status",
+    "exec": "run a command as a job",
+    "import-crontab": "print the jobs that a crontab would become",
     "doctor": "look at a store as serve would, without serving",
     "demo": "see three instances share jobs, and a takeover",
 }
@@ -117,7 +119,8 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _module_of(command: str) -> ModuleType | None:
-    return import_module(f"anarchon_server.cli.{command}") if command in _COMMANDS else None
+    name = command.replace("-", "_")
+    return import_module(f"anarchon_server.cli.{name}") if command in _COMMANDS else None
 
 
 def _parser(
