@@ -25,6 +25,7 @@ STORES = ("tests/contract/stores/", "tests/unit/backends/")
 OWN: dict[str, dict[str, str]] = {
     "tests/unit/backends/test_memory.py": {"": "memory"},
     "tests/unit/backends/test_sqlite.py": {"": "sqlite"},
+    "tests/unit/backends/test_nats.py": {"": "nats"},
     "tests/unit/backends/test_nats_lease.py": {"": "nats-lease"},
     "tests/contract/stores/test_postgres.py": {"": "postgres"},
     "tests/contract/stores/test_redis.py": {"": "redis", "valkey": "valkey"},

@@ -80,9 +80,10 @@ class _Link:
         self.wire = _Wire(tls=address.tls, ended=self.end)
         self.waiting: dict[int, tuple[str, asyncio.Future[Msg]]] = {}
         self.inbox = ""
-        self.ended = ""
+        self.ended = ""  # why, when it has
+        self.said = ""  # the server's last error
+        self.denied: AccessDenied | None = None  # where no answer can reach us
         self._numbers = count(1)
-        self.said = ""
 
     @property
     def usable(self) -> bool:
@@ -91,20 +92,26 @@ class _Link:
     def end(self, reason: str) -> None:
         """It has ended: nobody waits any longer."""
         self.ended = self.ended or reason
-        for _, answer in self.waiting.values():
-            if not answer.done():
-                answer.set_exception(_Ended(reason))
+        self._fail(_Ended(reason), lambda _: True)
 
     async def on_error(self, error: Exception) -> None:
         self.said = str(error) or type(error).__name__
         forbidden = _FORBIDDEN.search(self.said)
         if forbidden is None:
             return
+        # The driver shows the server's words in small letters.
+        denied = AccessDenied(self.said.removeprefix("nats: "))
+        if forbidden[1] == "subscription":
+            if self.inbox and forbidden[2].startswith(self.inbox.lower()):
+                self.denied = denied
+                self._fail(denied, lambda _: True)
+            return
+        self._fail(denied, lambda subject: subject.lower() == forbidden[2])
+
+    def _fail(self, error: Exception, concerns: Callable[[str], bool]) -> None:
         for subject, answer in self.waiting.values():
-            # The driver shows the server's words in small letters.
-            ours = forbidden[1] == "subscription" or subject.lower() == forbidden[2].lower()
-            if ours and not answer.done():
-                answer.set_exception(AccessDenied(self.said.removeprefix("nats: ")))
+            if concerns(subject) and not answer.done():
+                answer.set_exception(error)
 
     async def on_end(self) -> None:
         self.end(self.said or "the connection was closed")
@@ -212,6 +219,8 @@ class Connection:
         link = await self._ready(until)
         if asyncio.get_running_loop().time() >= until:
             raise StoreUnavailable(f"{self.location}: the call's time is over")
+        if link.denied is not None:
+            raise AccessDenied(f"{self.location}: {link.denied}")
         number, answer = link.expect(subject)
         sent = False
         try:

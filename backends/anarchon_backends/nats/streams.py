@@ -21,6 +21,7 @@ _OLDEST = (2, 11)
 _ENOUGH_REPLICAS = 3
 _PAYLOAD_LEAST = 256 * 1024
 _ROOM_LEAST = 64 * 1024
+_SILENT_NS = 4_000_000_000
 _NAME_IN_USE = 10_058
 _SUBJECTS_OVERLAP = 10_065
 _NOT_ENABLED = (10_039, 10_076)
@@ -246,13 +247,18 @@ def _check_stream(
                 f"change it by: nats stream edit {plan.name} --replicas 3",
             )
         )
-    elif offline := [r["name"] for r in cluster.get("replicas") or () if r.get("offline")]:
+    elif away := [r["name"] for r in cluster.get("replicas") or () if _is_away(r)]:
         found.doubts.append(
             Doubt(
-                f"servers that keep the stream {plan.name} are away: {', '.join(offline)}",
+                f"servers that keep the stream {plan.name} are away: {', '.join(away)}",
                 "start them: with one more gone nothing can be claimed",
             )
         )
+
+
+def _is_away(replica: Mapping[str, Any]) -> bool:
+    """Whether the leader has not heard of the server lately; usually it does every second."""
+    return bool(replica.get("offline")) or int(replica.get("active", 0)) > _SILENT_NS
 
 
 def _check_schema(config: Mapping[str, Any], plan: StreamPlan, address: Address) -> None:

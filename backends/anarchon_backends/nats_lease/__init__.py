@@ -73,9 +73,9 @@ class NatsLeaseStore:
         self, address: Address, options: port.OpenOptions, *, clock: port.StoreClock | None = None
     ) -> None:
         self._address = address
-        self._time = StoreTime(clock or options.clock, virtual=clock is not None)
+        self._clock, self._virtual = clock or options.clock, clock is not None
         self._connection = Connection(address, options.op_timeout_ms)
-        self._jetstream = JetStream(self._connection, self._time, address.domain)
+        self._jetstream = JetStream(self._connection, StoreTime(options.clock), address.domain)
         self._subjects = Subjects(address.prefix, options.namespace)
         self._history = History(self._jetstream, self._subjects)
         self._jobs = Jobs(self._jetstream, self._subjects, self._history, self._tell)
@@ -137,7 +137,13 @@ class NatsLeaseStore:
 
     async def _act(self, work: Callable[[Call], Awaitable[_R]], *, listed: str = "") -> _R:
         """Does one call of the port, within its time. `listed`: subjects that it asks for."""
-        call = Call(self._jetstream, self._subjects.stream, self._connection.until(), listed)
+        call = Call(
+            self._jetstream,
+            self._subjects.stream,
+            self._clock,
+            virtual=self._virtual,
+            listed=listed,
+        )
         try:
             return await call.run(work)
         finally:
@@ -148,8 +154,8 @@ class NatsLeaseStore:
     @staticmethod
     async def _reply(call: Call, answers: Iterable[_T], fences: dict[str, int]) -> port.Reply[_T]:
         """The stream's identity is when it was made: one that was made anew is another."""
-        now, created = await call.moment(), (await call.info())["created"]
-        return port.Reply(now.at, tuple(answers), fences, str(created))
+        created = (await call.info())["created"]
+        return port.Reply(await call.middle(), tuple(answers), fences, str(created))
 
     async def _judge(
         self,

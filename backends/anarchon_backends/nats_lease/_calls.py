@@ -1,6 +1,6 @@
 """One call of the port: until when it lasts, what the store's time is, and whether it wrote.
 
-Imports JetStream, the machine, the errors and the standard library.
+Imports JetStream, the machine, the port's clock, the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from anarchon_backends.nats.jetstream import JetStream
+from anarchon_backends.nats.time import microseconds
 from anarchon_server.core import machine
 from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
+from anarchon_server.core.store import StoreClock
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -20,21 +22,39 @@ _AT_ONCE = 256  # requests of one call that wait for their answers together
 
 
 class Call:
-    """One call. Its time is asked for once, while its first rows are read, and reckoned on.
+    """One call. Its time is asked for while its first rows are read, and reckoned on from there.
 
+    What the leader said then, and what has passed since it was heard, is what its clock shows at the
+    least: no lease is taken as over too early, and one that is given ends no sooner than its length
+    after the call began. Earlier measurements, from before a step perhaps, are not asked.
+    With `virtual` the store's time is that of `clock`, and nothing is measured: for tests.
     `wrote`: something of it is done, so that no failure that follows means "surely not done".
     """
 
-    def __init__(self, jetstream: JetStream, stream: str, until: float, listed: str = "") -> None:
-        self._jetstream = jetstream
-        self._stream = stream
-        self.until = until
+    def __init__(
+        self,
+        jetstream: JetStream,
+        stream: str,
+        clock: StoreClock,
+        *,
+        virtual: bool = False,
+        listed: str = "",
+    ) -> None:
+        self._clock = clock
+        self._virtual = virtual
+        self._begun_ms = self._heard_ms = clock.boot_ms()
+        self.until = jetstream.connection.until()
         self.wrote = False
+        self._measuring = asyncio.ensure_future(self._measure(jetstream, stream, listed))
+
+    async def _measure(self, jetstream: JetStream, stream: str, listed: str) -> dict[str, Any]:
         asked = {"subjects_filter": listed} if listed else None
-        self._measuring = asyncio.ensure_future(jetstream.info(stream, until, asked))
+        answer = await jetstream.info(stream, self.until, asked)
+        self._heard_ms = self._clock.boot_ms()
+        return answer
 
     async def info(self) -> dict[str, Any]:
-        """The stream, as it was measured."""
+        """The stream, as it was when the time was asked for."""
         return await asyncio.shield(self._measuring)
 
     async def listed(self) -> list[str]:
@@ -43,8 +63,18 @@ class Call:
 
     async def moment(self) -> machine.Moment:
         """The store's time now. Leases go by the same clock, which may be stepped."""
-        await self.info()
-        return _moment(self._jetstream.time.now_us())
+        at_us = await self._at_us(self._clock.boot_ms)
+        return machine.Moment(at_us, at_us // 1_000, "", steady=False)
+
+    async def middle(self) -> int:
+        """The store's time (ms) in the middle of the call, which is what its sender takes it for."""
+        return await self._at_us(lambda: (self._begun_ms + self._clock.boot_ms()) // 2) // 1_000
+
+    async def _at_us(self, boot_ms: Callable[[], int]) -> int:
+        said = await self.info()
+        if self._virtual:
+            return self._clock.wall_us()
+        return microseconds(said["ts"]) + (boot_ms() - self._heard_ms) * 1_000
 
     async def run(self, work: Callable[[Call], Awaitable[_R]]) -> _R:
         """Does the work. A failure after a part of it was written is `OutcomeUnknown`."""
@@ -95,7 +125,3 @@ def _weight(failure: BaseException) -> int:
     if isinstance(failure, OutcomeUnknown):
         return 1
     return 2 if isinstance(failure, StoreUnavailable) else 0
-
-
-def _moment(at_us: int) -> machine.Moment:
-    return machine.Moment(at_us, at_us // 1_000, "", steady=False)

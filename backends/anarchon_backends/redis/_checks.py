@@ -80,8 +80,8 @@ async def _check_one(pool: Pool, address: Address, *, expires: bool) -> Findings
     settings = _settings_of(answers[len(_SECTIONS) :], info)
     check_server(info, found, cluster=address.cluster)
     _check_memory(settings, found, expires=expires)
-    _check_disk(settings, found)
-    _check_replicas(info, settings, found)
+    _check_disk(settings, found, address)
+    _check_replicas(info, settings, found, address)
     await _check_durability(pool, address, info, found)
     if not pool.watched:
         found.unverified(
@@ -266,7 +266,7 @@ def _check_memory(settings: Mapping[str, str], found: Findings, *, expires: bool
         found.verified.append(f"maxmemory-policy is {policy}: {spared} is evicted")
 
 
-def _check_disk(settings: Mapping[str, str], found: Findings) -> None:
+def _check_disk(settings: Mapping[str, str], found: Findings, address: Address) -> None:
     appendonly, appendfsync = settings.get("appendonly"), settings.get("appendfsync")
     if appendonly is None:
         found.unverified(
@@ -283,24 +283,33 @@ def _check_disk(settings: Mapping[str, str], found: Findings) -> None:
         found.unverified("appendonly is yes; appendfsync could not be read", _LET_READ)
     elif appendfsync != "always":
         found.verified.append("appendonly is yes: the server's death loses nothing")
-        found.warn(
-            f"appendfsync is {appendfsync}: a power cut may lose the last second or more",
-            "set appendfsync to always, which costs a sync for each call",
-        )
+        if not address.fsync:
+            found.warn(
+                f"appendfsync is {appendfsync}: a power cut may lose the last second or more",
+                "set appendfsync to always, which costs a sync for each call",
+            )
     else:
         found.verified.append("appendonly is yes and appendfsync is always")
 
 
-def _check_replicas(info: Mapping[str, str], settings: Mapping[str, str], found: Findings) -> None:
-    replicas = info.get("connected_slaves")
-    if replicas is None or int(replicas) == 0:
+def _check_replicas(
+    info: Mapping[str, str], settings: Mapping[str, str], found: Findings, address: Address
+) -> None:
+    replicas = int(info.get("connected_slaves", "0"))
+    if replicas == 0:
+        return
+    if address.replicas >= replicas:
+        found.verified.append(
+            f"a claim or a result counts when all connected replicas have it ({replicas}): a "
+            "fail-over to one of them loses none"
+        )
         return
     needed = settings.get("min-replicas-to-write")
-    fix = "durability=replicas:1 in the URL waits for a replica"
+    fix = f"durability=replicas:{min(replicas, 9)} in the URL waits for them"
     if needed is None:
         narrowed = "; min-replicas-to-write could not be read"
     elif int(needed) == 0:
-        narrowed, fix = "", f"set min-replicas-to-write to 1 to narrow it; {fix}"
+        narrowed, fix = "", f"{fix}; min-replicas-to-write 1 narrows it, too"
     else:
         narrowed = f"; min-replicas-to-write is {needed}, which narrows it"
     found.warn(

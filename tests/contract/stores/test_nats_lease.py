@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,16 @@ from anarchon_server.core.model import (
     OverlapPolicy,
     Reason,
     RunState,
+    RunView,
 )
-from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
+from anarchon_server.core.store import (
+    Claim,
+    ClaimAnswer,
+    ClaimOutcome,
+    Completion,
+    OpenOptions,
+    Store,
+)
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -555,6 +564,125 @@ async def test_s27a_a_store_that_went_back_is_believed_after_a_while(
         await node.renew(won)
     monkeypatch.setattr(_jobs, "_DISTRUST_S", 0.0)
     assert (await node.renew(won)).outcome == "unknown_token"
+
+
+# --- Everything at once ---------------------------------------------------------------------------
+
+
+class Trouble:
+    """A network that loses what a node writes, before or after it has arrived, and its answers to
+    what it reads.
+    """
+
+    def __init__(self, node: Node, chance: random.Random) -> None:
+        self._jetstream = jetstream_of(node)
+        self._chance = chance
+        self._publish, self._last = self._jetstream.publish, self._jetstream.last
+        self._jetstream.publish = self.publish  # type: ignore[method-assign]
+        self._jetstream.last = self.last  # type: ignore[method-assign]
+
+    async def publish(self, *given: Any, **named: Any) -> int | None:
+        fate = self._chance.random()
+        if fate < 0.04:
+            raise StoreUnavailable("it never left")
+        answer = await self._publish(*given, **named)
+        if fate < 0.1:
+            raise OutcomeUnknown("its answer was lost")
+        if fate < 0.13:
+            return None if answer is None else await self._publish(*given, **named)  # seen twice
+        return answer
+
+    async def last(self, *given: Any, **named: Any) -> Any:
+        if self._chance.random() < 0.03:
+            raise StoreUnavailable("no answer")
+        return await self._last(*given, **named)
+
+    def end(self) -> None:
+        self._jetstream.publish, self._jetstream.last = self._publish, self._last  # type: ignore[method-assign]
+
+
+class Melee:
+    """Instances that claim, end, hand over, take over and prune, each call until it is sure."""
+
+    slots = tuple(T0 + n * PERIOD for n in range(1, 41))
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.won: dict[tuple[int, int], set[str]] = {}  # by slot and attempt
+        self.ended: dict[int, str] = {}  # by which token
+
+    async def work(self, node: Node) -> None:
+        for slot in self.chance.sample(self.slots, len(self.slots)):
+            answer = await surely(node.ask, self.wish(node, slot))
+            while (run := answer.run) is not None and not run.run.state.final:
+                if answer.outcome is ClaimOutcome.WON:
+                    self.won.setdefault((slot, run.run.attempt), set()).add(run.run.token)
+                    await self.end_or_free(node, run)
+                seen = await surely(node.look, slot)
+                if seen is None or not seen.takeable:
+                    break
+                before = {"seen_attempt": seen.run.attempt, "seen_token": seen.run.token}
+                answer = await surely(node.ask, self.wish(node, slot, **before))
+            if self.chance.random() < 0.1:
+                await surely(node.prune, DAY, 30)
+
+    def wish(self, node: Node, slot: int, **given: Any) -> Claim:
+        return node.wish(slot, max_attempts=100, **FREE, **given)
+
+    async def end_or_free(self, node: Node, seen: RunView) -> None:
+        if self.chance.random() < 0.3:
+            answer = await surely(node.release, seen)
+            assert answer.outcome in ("released", "fenced"), "others may have taken over by then"
+        else:
+            answer = await surely(node.complete, seen, Outcome(seen.run.token))
+            assert answer.outcome == "recorded"
+            self.ended[seen.run.slot] = seen.run.token
+
+    def check(self, rows: Iterable[RunView], floor: int) -> None:
+        """I1 to I3, and that nothing which was won is missing (S2: but what was pruned)."""
+        shown = {each.run.slot: each for each in rows}
+        assert {len(tokens) for tokens in self.won.values()} == {1}, "an attempt has one winner"
+        for slot, seen in shown.items():
+            assert [each.attempt for each in seen.attempts] == list(range(1, seen.run.attempt + 1))
+            for each in seen.attempts:
+                assert self.won.get((slot, each.attempt), {each.token}) == {each.token}
+            if slot in self.ended:
+                assert (seen.run.state, seen.run.token) == (RunState.SUCCESS, self.ended[slot])
+        fences = [each.fence for seen in shown.values() for each in seen.attempts]
+        assert len(set(fences)) == len(fences)
+        pruned = {slot for slot in self.slots if slot <= floor}
+        assert {slot for slot, _ in self.won} <= shown.keys() | pruned
+        assert len(self.won) > len(self.slots) / 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(4))
+async def test_i1_to_i3_hold_whatever_gets_lost_while_all_is_done_at_once(seed: int) -> None:
+    chance = random.Random(seed)
+    melee = Melee(chance)
+    async with cluster_on(nats.fresh_url("lease")) as cluster:
+        nodes = [await cluster.node() for _ in range(5)]
+        for node in nodes:
+            await node.register(SHORT_WINDOW)
+        cluster.advance_to(melee.slots[-1])
+        troubles = [Trouble(node, chance) for node in nodes]
+        await asyncio.gather(*(melee.work(node) for node in nodes))
+        for trouble in troubles:
+            trouble.end()
+        rows = await nodes[0].history(job=JOB, limit=500)
+        melee.check(rows, (await truth(nodes[0]))["record"].get("floor", -1))
+
+
+async def surely(call: Callable[..., Awaitable[Any]], *given: Any) -> Any:
+    """The call's answer, asked for as often as it takes."""
+    while True:
+        try:
+            answer = await call(*given)
+        except StoreError:
+            await asyncio.sleep(0)
+            continue
+        if not isinstance(answer, ClaimAnswer) or answer.outcome is not ClaimOutcome.UNKNOWN:
+            return answer
 
 
 # --- The size of messages ------------------------------------------------------------------------

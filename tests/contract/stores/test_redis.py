@@ -546,8 +546,9 @@ async def test_r3_a_claim_that_the_disk_does_not_have_is_unknown(
 ) -> None:
     server = start(kind, "--appendonly", "yes", "--appendfsync", "everysec")
     url = f"{server.url}?durability=fsync"
-    verified, _ = await report_of(url)
+    verified, doubts = await report_of(url)
     assert "durability=fsync: a claim or a result counts when it has arrived there" in verified
+    assert doubts == ""
     async with cluster_on(url) as cluster:
         node = await one_node(cluster)
         assert (await node.claim(SLOT)).outcome == "won"
@@ -720,7 +721,11 @@ async def test_a_replica_and_its_master(kind: str, start: Callable[..., redis.Se
     await until(lambda: b"connected_slaves:1" in master.send("INFO", "replication"))
     _, doubts = await report_of(master.url)
     assert "it has 1 replicas" in doubts
-    assert "set min-replicas-to-write to 1" in doubts
+    assert "durability=replicas:1 in the URL waits for them" in doubts
+    assert "min-replicas-to-write 1 narrows it, too" in doubts
+    verified, doubts = await report_of(f"{master.url}?durability=replicas:1")
+    assert "counts when all connected replicas have it (1)" in verified
+    assert "replicas" not in doubts
     master.send("CONFIG", "SET", "min-replicas-to-write", "1")
     await until(lambda: b"min_slaves_good_slaves:1" in master.send("INFO", "replication"))
     _, doubts = await report_of(master.url)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from anarchon_backends.nats.records import Unreadable, encode
+from anarchon_backends.nats_lease._calls import Call, all_of
 from anarchon_backends.nats_lease._judging import (
     GROWTH_MAX_BYTES,
     UNFINISHED_MAX,
@@ -30,6 +32,7 @@ from anarchon_backends.nats_lease._state import (
 )
 from anarchon_backends.nats_lease._subjects import Subjects, instance_of, job_of, run_at
 from anarchon_server.core import limits, machine
+from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
 from anarchon_server.core.model import (
     Attempt,
     AttemptCause,
@@ -384,3 +387,92 @@ def test_news_are_kept_by_no_stream() -> None:
     subjects = Subjects("an", "default")
     assert subjects.all == "an.lease.>"
     assert not subjects.news.startswith("an.lease.")
+
+
+# The time of a call
+
+
+class SlowLeader:
+    """A leader that says its time and whose answer is under way for `on_its_way_ms`."""
+
+    def __init__(self, clock: HandClock, at: str, on_its_way_ms: int) -> None:
+        self._clock, self._at, self._on_its_way_ms = clock, at, on_its_way_ms
+        self.connection = self
+
+    def until(self) -> float:
+        return asyncio.get_running_loop().time() + 10
+
+    async def info(self, stream: str, until: float, asked: object) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        self._clock.boot += self._on_its_way_ms
+        return {"ts": self._at, "state": {"subjects": {stream: 1}}, "asked": asked}
+
+
+@dataclass
+class HandClock:
+    """A machine's clocks. What its wall clock shows is nothing to go by."""
+
+    wall: int = 1
+    boot: int = 5_000
+    boot_id: str = "b"
+
+    def wall_us(self) -> int:
+        return self.wall
+
+    def boot_ms(self) -> int:
+        return self.boot
+
+
+async def test_s15_a_call_reckons_with_what_the_leaders_clock_shows_at_the_least() -> None:
+    """Its answer took 1.9 s: by then that clock is between that and 1.9 s later."""
+    clock = HandClock()
+    leader = SlowLeader(clock, "2027-01-15T08:00:00.25Z", 1_900)
+    call = Call(leader, "s", clock, listed="x")  # type: ignore[arg-type]
+    assert (await call.moment()).at == T0 + 250
+    assert await call.listed() == ["s"]
+    clock.boot += 100
+    now = await call.moment()
+    assert (now.at, now.lease_at, now.steady) == (T0 + 350, T0 + 350, False)
+    assert await call.middle() == T0 + 350 - 1_000
+
+
+async def test_a_virtual_time_is_that_of_its_clock() -> None:
+    clock = HandClock(wall=T0 * 1_000)
+    leader = SlowLeader(clock, "2020-01-01T00:00:00Z", 7)
+    call = Call(leader, "s", clock, virtual=True)  # type: ignore[arg-type]
+    assert (await call.moment()).at == await call.middle() == T0
+
+
+async def test_s11_what_fails_after_a_write_is_unknown_and_what_fails_before_is_not() -> None:
+    async def fail(call: Call) -> None:
+        raise StoreUnavailable("away")
+
+    async def fail_half_way(call: Call) -> None:
+        call.wrote = True
+        raise StoreUnavailable("away")
+
+    clock = HandClock()
+    for work, kind in ((fail, StoreUnavailable), (fail_half_way, OutcomeUnknown)):
+        call = Call(SlowLeader(clock, "2027-01-15T08:00:00Z", 1), "s", clock)  # type: ignore[arg-type]
+        with pytest.raises(kind, match="away"):
+            await call.run(work)
+
+
+async def test_of_several_failures_the_one_that_leaves_most_open_is_told() -> None:
+    ended: list[int] = []
+
+    async def work(number: int) -> int:
+        await asyncio.sleep(0)
+        if number == 1:
+            raise StoreUnavailable("surely not")
+        if number == 2:
+            raise OutcomeUnknown("perhaps")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.append(number)
+        return number
+
+    with pytest.raises(OutcomeUnknown, match="perhaps"):
+        await all_of([work(number) for number in range(4)])
+    assert ended == [0, 3], "nothing goes on behind the caller's back"
+    assert await all_of([work(0), work(3)]) == [0, 3]
