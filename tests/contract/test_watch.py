@@ -66,7 +66,7 @@ async def test_s18_what_others_should_look_at_wakes_them(
     cluster: Cluster, one: Node, what: str
 ) -> None:
     """The end of a run for which another waits; a request to stop; a run that is due."""
-        cluster.advance_to(SLOT)
+    cluster.advance_to(SLOT)
     running = await one.win(SLOT)
     cluster.advance_to(SLOT + PERIOD)
     if what == "ended":
