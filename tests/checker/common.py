@@ -195,12 +195,20 @@ class Order:
             return
         key = (known[0], known[1])
         kept = any(
-            run.token == receipt.token and (run.final or run.freed == "handed_over")
+            run.token == receipt.token
+            and (
+                run.final or run.freed == "handed_over" or run.state == "retrying" or timed_out(run)
+            )
             for run in self.history.saved[key]
             if run.at <= receipt.at
         )
         if not kept:
             self._say("S17", receipt, key, "a result that was RECORDED is not in the store")
+
+
+def timed_out(run: RunSaved) -> bool:
+    """Whether its attempt has failed for its timeout, though another may follow (S22)."""
+    return bool(run.freed) and run.cancel == "timeout"
 
 
 # ── The whole ───────────────────────────────────────────────────────────────────────────────────
@@ -217,6 +225,8 @@ def missed_needlessly(history: History) -> Iterable[Violation]:
             continue  # settled before: the store's clock was set back, and came to it again
         if due.missed_at - due.at < due.deadline_ms:
             continue  # the store's clock was set forward meanwhile
+        if history.was_paused(due.job, due.at, due.missed_at):
+            continue  # neither run nor missed (S29)
         able = history.able.throughout(due.job, due.at, due.missed_at, due.schedule_id)
         if able is not None:
             yield Violation("F3", due.missed_at, *key, f"missed, though {able} could have run it")

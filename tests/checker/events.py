@@ -28,7 +28,8 @@ class JobKnown(Event):
     `takeover_ms` and `handover_ms` are the bounds of F11 and F12, counted from the moment a lease
     is over or the run was freed; `witness_ms` is how long an instance must have been able before
     that (S19). `keeps_ms`: an instance that was able for so long before a lease ends has not let it
-    lapse (S15). `cancel_ms` bounds how long after the first cancel of an attempt its lease may still
+    lapse (S15). `waiting_ms` is how soon what waits is claimed once nothing is in its way, or its
+    retry is due. `cancel_ms` bounds how long after the first cancel of an attempt its lease may still
     end (S21a). `clock_error_ms` bounds how far an instance's idea of the store's time may be off;
     for `clock_learned_ms` after the clock was set it may go by what it knew before.
     `timeout_ms` 0: none. `leases` false: the backend is claim-only, and what is said of leases is
@@ -47,6 +48,7 @@ class JobKnown(Event):
     cancel_ms: int
     clock_error_ms: int
     clock_learned_ms: int
+    waiting_ms: int = 0
     timeout_ms: int = 0
     leases: bool = True
     late_ms: int = 0
@@ -85,7 +87,8 @@ class LeasesEnded(Event):
 class RunSaved(Event):
     """A run as the store holds it from now on, and what made it so.
 
-    `lease_until` is the true time at which its lease ends (None: it has none). `by` is the store's
+    `lease_until` is the true time at which its lease ends (None: it has none), `retry_at` that from
+    which a RETRYING run may be claimed. `by` is the store's
     method; `by_token` and `by_incarnation` are those of the request about this run (empty: the
     request was about another); `adopt`: a renewal by a new holder.
     """
@@ -102,6 +105,8 @@ class RunSaved(Event):
     incarnation: str
     freed: str
     cancel: str
+    retry_at: int | None
+    failed: int
     lease_until: int | None
     blocking_slot: int
     covered: int
@@ -243,6 +248,20 @@ class UnableFrom(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JobPaused(Event):
+    """From now on no slot of the job is claimed."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobResumed(Event):
+    """Its slots are claimed again."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note(Event):
     """A fault, or anything else that helps a reader."""
 
@@ -275,6 +294,8 @@ _KINDS: dict[str, type[Event]] = {
         InstanceDied,
         AbleFrom,
         UnableFrom,
+        JobPaused,
+        JobResumed,
         Note,
         HistoryEnded,
     )

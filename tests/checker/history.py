@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from tests.checker.events import (
     AbleFrom,
@@ -22,6 +23,8 @@ from tests.checker.events import (
     HistoryEnded,
     InstanceDied,
     JobKnown,
+    JobPaused,
+    JobResumed,
     LeasesEnded,
     ResultReceipt,
     RunSaved,
@@ -72,6 +75,7 @@ class History:
         self.handlers: dict[str, Handler] = {}
         self.died_at: dict[str, int] = {}
         self.frozen: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.paused: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.deaths = [e for e in events if isinstance(e, AppDied)]
         self.processes = [e for e in events if isinstance(e, InstanceDied)]
         for event in events:
@@ -94,6 +98,10 @@ class History:
                 self.handlers[event.token].ended_at = event.at
             case ResultReceipt() if event.token in self.handlers:
                 self.handlers[event.token].receipt_at = event.at
+            case JobPaused():
+                self.paused[event.job].append((event.at, FOREVER))
+            case JobResumed() if self.paused[event.job]:
+                self.paused[event.job][-1] = (self.paused[event.job][-1][0], event.at)
             case AppDied():
                 self.died_at.setdefault(event.app, event.at)
             case AppFroze():
@@ -109,6 +117,51 @@ class History:
             return FOREVER
         boot = next((at for at in self.boots if at >= run.at), FOREVER)
         return min(run.lease_until, boot)
+
+    def goes_first(self, key: Key, start: int, end: int) -> bool:
+        """Whether another run of the job was unfinished at any time from `start` to `end`, where runs
+        may not overlap (S18).
+        """
+        if self.jobs[key[0]].overlap:
+            return False
+        return any(
+            since <= end and start <= until
+            for other, spans in self._unfinished_of(key[0], older_than=0)
+            if other != key[1]
+            for since, until in spans
+        )
+
+    def free_since(self, key: Key) -> int:
+        """Since when no other run of the job has been unfinished, nor has an older one waited."""
+        if self.jobs[key[0]].overlap:
+            return 0
+        return max(
+            (
+                until
+                for other, spans in self._unfinished_of(key[0], older_than=key[1])
+                if other != key[1]
+                for _, until in spans
+            ),
+            default=0,
+        )
+
+    def _unfinished_of(
+        self, job: str, older_than: int
+    ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """The spans in which each run of the job was unfinished, or waited and is older."""
+        for (name, slot), states in self.saved.items():
+            if name != job:
+                continue
+            spans = []
+            for run, after in zip_longest(states, states[1:]):
+                counts = not run.final and (run.state != "due" or slot < older_than)
+                if counts:
+                    spans.append((run.at, after.at if after is not None else FOREVER))
+            yield slot, spans
+
+    def was_paused(self, job: str, start: int, end: int) -> bool:
+        """Whether the job was paused at any time from `start` to `end`."""
+        return any(since <= end and start <= until for since, until in self.paused[job])
 
     def gone_by(self, moment: int) -> set[str]:
         """The instances' processes that were gone by then, as their successors show."""

@@ -31,6 +31,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from _lapsed_needlessly(history)
     yield from _not_told_in_time(history)
     yield from _kept_alive_by_nobody(history)
+    yield from _left_waiting(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
 
@@ -68,17 +69,25 @@ class _LeasedOrder(Order):
         if not self._over(run, before):
             left = self.history.lease_end(before) - run.at
             self._say("I5", run, key, f"taken over {left} ms before the end of the lease")
-        self.lost[key] += before.freed in ("", "runner_lost")
+        self.lost[key] += self._counts_as_lost(run, before)
         most = self.history.jobs[run.job].max_attempts
         if self.lost[key] >= most:
             self._say(
                 "S19", run, key, f"attempt {run.attempt} after {self.lost[key]} lost of {most}"
             )
 
+    def _counts_as_lost(self, run: RunSaved, before: RunSaved) -> bool:
+        """S19, S22: failed attempts count against the retries, and not as lost."""
+        if before.state == "retrying" or run.failed > before.failed:
+            return False
+        return before.freed in ("", "runner_lost")
+
     def _over(self, run: RunSaved, before: RunSaved) -> bool:
         """Whether the attempt in `before` was over when `run` was saved. The store's clock may have
         moved within the margin since the lease was set.
         """
+        if before.state == "retrying":
+            return True
         margin = self.history.jobs[run.job].margin_ms
         return bool(before.freed) or self.history.lease_end(before) - margin <= run.at
 
@@ -92,7 +101,7 @@ class _LeasedOrder(Order):
                 self._say("F8", run, key, "the lease shrank")
         Order._same_attempt(self, run, before)
         if before.token and run.final and run.reason == "attempts_exhausted":
-            now_lost = self.lost[key] + (before.freed in ("", "runner_lost"))
+            now_lost = self.lost[key] + self._counts_as_lost(run, before)
             if now_lost < self.history.jobs[run.job].max_attempts:
                 self._say("S19", run, key, f"exhausted after {now_lost} lost attempts")
         if run.cancel and not run.final and run.lease_until is not None:
@@ -101,7 +110,11 @@ class _LeasedOrder(Order):
                 self._say("S21a", run, key, f"renewed for too long after its cancel at {since}")
 
     def _ends_what_is_over(self, run: RunSaved, before: RunSaved) -> bool:
-        return run.by == "claim" and run.final and self._over(run, before)
+        """A claim ends what is over, and one that supersedes, like an operator, asks it to stop."""
+        asked = run.cancel in ("superseded", "requested") and run.cancel != before.cancel
+        if run.by in ("claim", "control") and asked and not run.final:
+            return run.state == before.state
+        return run.by in ("claim", "control") and run.final and self._over(run, before)
 
     def _skipped(self, run: RunSaved) -> None:
         key = (run.job, run.slot)
@@ -111,7 +124,8 @@ class _LeasedOrder(Order):
                 self._say("S20", run, key, "planned as missed before its deadline")
         if run.reason == "overlap":
             blocking = self.runs.get((run.job, run.blocking_slot))
-            if blocking is None or blocking.final:
+            waited = key in self.runs  # it was replaced; what it waited for may have ended
+            if not waited and (blocking is None or blocking.final):
                 self._say(
                     "S18", run, key, f"skipped for {run.blocking_slot}, which is not unfinished"
                 )
@@ -181,11 +195,16 @@ def _taken_over_late(history: History) -> Iterable[Violation]:
             if run.final or not run.token:
                 continue
             next_at = states[place + 1].at if place + 1 < len(states) else FOREVER
-            if run.freed:
+            if run.state == "retrying":
+                assert run.retry_at is not None
+                over_at, bound, witness = run.retry_at, job.waiting_ms, 0
+            elif run.freed:
                 over_at, bound, witness = run.at, job.handover_ms, 0
             else:
                 over_at, bound, witness = history.lease_end(run), job.takeover_ms, job.witness_ms
             if next_at <= over_at + bound or over_at + bound > history.end_at:
+                continue
+            if history.goes_first(key, over_at, over_at + bound):
                 continue
             able = history.able.throughout(key[0], over_at - witness, over_at + bound)
             if able is not None:
@@ -237,9 +256,27 @@ def _kept_alive_by_nobody(history: History) -> Iterable[Violation]:
     """S19: what no handler runs does not keep its lease for long."""
     for key, states in history.saved.items():
         last = states[-1]
-        if last.final or not last.token or last.freed or history.lease_end(last) < history.end_at:
+        if last.final or not last.token or last.freed or last.state == "retrying":
+            continue
+        if history.lease_end(last) < history.end_at:
             continue
         since = idle_since(history, key)
         if since + patience(history.jobs[key[0]]) < history.end_at:
             text = f"attempt {last.attempt} is renewed though nobody runs it since {since}"
             yield Violation("S19", history.end_at, *key, text)
+
+
+def _left_waiting(history: History) -> Iterable[Violation]:
+    """S18, S20, S29: what waits is run once nothing is in its way, if anybody can."""
+    for key, states in history.saved.items():
+        last = states[-1]
+        if last.state != "due":
+            continue
+        job = history.jobs[key[0]]
+        since = max(last.at, history.free_since(key))
+        if since + job.waiting_ms > history.end_at:
+            continue
+        able = history.able.throughout(key[0], since, since + job.waiting_ms)
+        if able is not None:
+            text = f"waits with nothing in its way since {since}, and {able} could run it"
+            yield Violation("S18", since + job.waiting_ms, *key, text)

@@ -198,6 +198,31 @@ def store_clock(world: World, host: Host, rng: random.Random) -> None:
         world.timeline.after(mended_in, lambda: world.set_store_clock(-by_ms))
 
 
+def pause_job(world: World, host: Host, rng: random.Random) -> None:
+    """An operator pauses a job, for a while."""
+    del host
+    job = rng.choice(world.plan.jobs).spec.name
+    world.pause(job)
+    world.timeline.after(rng.randint(100, 8_000), lambda: world.resume(job))
+
+
+def trigger_run(world: World, host: Host, rng: random.Random) -> None:
+    """An operator triggers a run, and may repeat the request."""
+    del host
+    job, request_id = rng.choice(world.plan.jobs).spec.name, f"{rng.getrandbits(32)}"
+    for _ in range(rng.choice((1, 1, 2))):
+        world.timeline.after(rng.randint(0, 500), lambda: world.trigger(job, request_id))
+
+
+def cancel_run(world: World, host: Host, rng: random.Random) -> None:
+    """An operator cancels a run that has not ended."""
+    del host
+    runs = [run for runs in world.storage.space.unfinished.values() for run in runs.values()]
+    if runs:
+        run = rng.choice(sorted(runs, key=lambda each: (each.job, each.slot)))
+        world.cancel(run.job, run.slot)
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
@@ -222,6 +247,9 @@ FAULTS: dict[str, Fault] = {
         reboot,
         host_clock,
         store_clock,
+        pause_job,
+        trigger_run,
+        cancel_run,
     )
 }
 

@@ -18,7 +18,11 @@ from anarchon_server.core.model import (
     EverySchedule,
     JobSpec,
     OverlapPolicy,
+    RetrySpec,
 )
+
+NEED_LEASES = ("pause_job", "trigger_run", "cancel_run")
+"""What operators cannot do on a claim-only store."""
 
 STARTED_BY = 4_000
 """By when a cluster is expected to be up, before the first fault."""
@@ -181,6 +185,7 @@ def without_leases(plan: Plan, rng: random.Random) -> Plan:
         jobs=tuple(_claim_only(job, lease_ms, rng) for job in plan.jobs),
         kept_ms=longest_deadline(plan.jobs) + RECORD_OVER_MS if clockless else None,
         asked_for_ms=ASKED_FOR_MS if clockless else UNKNOWN_ASKED_FOR,
+        faults=tuple(fault for fault in plan.faults if fault not in NEED_LEASES),
         # By age also what has not ended goes (S30), so that it is never shorter than a run.
         history_ms=max(plan.history_ms, 86_400_000),
     )
@@ -196,6 +201,7 @@ def _claim_only(job: SimJob, lease_ms: int, rng: random.Random) -> SimJob:
         catch_up=rng.choice((None, CatchUpPolicy.NONE)),
         catch_up_window_ms=None,
         catch_up_limit=0,
+        retry=None,
     )
     return replace(job, spec=spec, default_lease_ms=lease_ms)
 
@@ -217,6 +223,10 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
         fails=rng.choice((0.0, 0.2)),
         ignores=rng.choice((0.0, 0.0, 0.5, 1.0)),
     )
+    overlap = rng.choice((None, *OverlapPolicy, OverlapPolicy.QUEUE, OverlapPolicy.CANCEL))
+    catch_ups = [None, CatchUpPolicy.NONE, CatchUpPolicy.LATEST, CatchUpPolicy.ALL]
+    if overlap is OverlapPolicy.CANCEL:
+        catch_ups.pop()
     later = EverySchedule(rng.choice((1_500, 2_500, 4_000))) if rng.random() < 0.7 else None
     spec = JobSpec(
         name,
@@ -225,11 +235,13 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
         timeout_ms=rng.choice((None, None, rng.randint(300, 5_000))),
         heartbeat_ms=heartbeat,
         lease_ms=lease,
-        overlap=rng.choice((None, OverlapPolicy.SKIP, OverlapPolicy.ALLOW)),
+        overlap=overlap,
+        catch_up=rng.choice(catch_ups),
         catch_up_window_ms=rng.choice((None, 5_000, 20_000)),
         catch_up_limit=rng.choice((0, 1, 3)),
         start_deadline_ms=deadline,
         max_attempts=rng.choice((0, 1, 2, 4)),
+        retry=rng.choice((None, RetrySpec(rng.randint(1, 3), rng.randint(0, 1_500), 1.5, 2_000))),
         concurrency=rng.choice((0, 0, 1, 2)),
         cancel_grace_ms=rng.choice((None, 0, 500)),
         stop_grace_ms=rng.choice((None, 0, 1_000)),

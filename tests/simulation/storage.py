@@ -17,12 +17,14 @@ from anarchon_backends.memory import MemoryDatabase, MemoryStore, _Space
 from anarchon_server.core import claim_only, limits
 from anarchon_server.core.machine import JobRecord, Saved
 from anarchon_server.core.messages import CallStore, Method
-from anarchon_server.core.model import Run
+from anarchon_server.core.model import JobView, Run
 from anarchon_server.core.store import (
     Claim,
     ClaimAnswer,
     ClaimOutcome,
     Completion,
+    Control,
+    ControlAnswer,
     OpenOptions,
     Reply,
 )
@@ -41,6 +43,10 @@ class _WatchedSpace(_Space):
     """The memory store's data, which tells of each run that is saved."""
 
     on_save: Save
+    on_news: Callable[[], None]
+
+    def wake_watchers(self) -> None:
+        self.on_news()
 
     def save(self, saved: Iterable[Saved]) -> None:
         for each in saved:
@@ -118,6 +124,7 @@ class Storage:
     def __post_init__(self) -> None:
         self.space = _WatchedSpace()
         self.space.on_save = self._saved
+        self.space.on_news = self.on_freed
         self._database._spaces[NAMESPACE] = self.space
 
     def connect(self) -> MemoryStore:
@@ -187,6 +194,8 @@ class Storage:
                 incarnation=current.incarnation if current else "",
                 freed=run.freed,
                 cancel=run.cancel or "",
+                retry_at=self._true_time(run.retry_at),
+                failed=run.failed,
                 lease_until=None if left is None else self.timeline.now + left,
                 blocking_slot=run.blocking_slot,
                 covered=run.slots_covered,
@@ -196,8 +205,34 @@ class Storage:
                 adopt=by.adopt,
             )
         )
-        if run.freed:
-            self.on_freed()
+
+    def _true_time(self, store_at: int | None) -> int | None:
+        """When the store's clock will show a moment, if it is not set meanwhile."""
+        if store_at is None:
+            return None
+        return self.timeline.now + store_at - self.clock.wall_ms()
+
+    def control(self, act: Control) -> ControlAnswer:
+        """What an operator asks, in one step."""
+        self._method, self._asked = "control", {}
+        call = self.connect().control([act])
+        try:
+            call.send(None)
+        except StopIteration as done:
+            self._note_schedules()
+            answer: ControlAnswer = done.value.answers[0]
+            return answer
+        raise AssertionError("the memory store never waits")
+
+    def job(self, name: str) -> JobView | None:
+        """A job as the store shows it."""
+        call = self.connect().jobs((name,), "", 1)
+        try:
+            call.send(None)
+        except StopIteration as done:
+            views: tuple[JobView, ...] = done.value.answers
+            return views[0] if views else None
+        raise AssertionError("the memory store never waits")
 
     def _note_schedules(self) -> None:
         """Follows each schedule's `since` and `settled`."""

@@ -8,13 +8,18 @@ from itertools import zip_longest
 from unittest.mock import patch
 
 from anarchon_server.core import limits
+from anarchon_server.core.asking import resume_of, trigger_of
+from anarchon_server.core.model import JobSpec
 from anarchon_server.core.policy import Job, read_schedule, resolve
+from anarchon_server.core.store import CancelRun, ControlOutcome, Pause
 from tests.checker.check import Violation, check
 from tests.checker.events import (
     ClockStepped,
     Event,
     HistoryEnded,
     JobKnown,
+    JobPaused,
+    JobResumed,
     LeasesEnded,
     Note,
     SlotDue,
@@ -23,6 +28,9 @@ from tests.simulation.host import SETTLES_MS, Host
 from tests.simulation.plan import Plan, SimJob, Work
 from tests.simulation.storage import LATE_MAX, Storage, Stretch
 from tests.simulation.timeline import SimClock, Timeline
+
+RESUMES_WITHIN_MS = 20_000
+"""A sidecar whose host's clock is further from the store's neither resumes nor triggers (S1)."""
 
 SLOTS_MOST = 20_000
 """Of one stretch of a schedule; a clock that jumps ahead makes many slots due."""
@@ -102,6 +110,47 @@ class World:
         for host in self.hosts:
             host.disturb(0)
 
+    # ── What operators do ───────────────────────────────────────────────────────────────────────
+
+    def pause(self, job: str) -> None:
+        """An operator pauses a job, unless it is paused."""
+        view = self.storage.job(job)
+        if view is not None and view.paused_at is None:
+            self.storage.control(Pause(job))
+            self.record(JobPaused(self.timeline.now, job))
+
+    def resume(self, job: str) -> None:
+        """An operator resumes it, as soon as the store's clock is right (S1)."""
+        view, clock = self.storage.job(job), self.storage.clock
+        if view is None or view.paused_at is None:
+            return
+        done = False
+        if abs(clock.wrong_by_ms) <= RESUMES_WITHIN_MS:
+            act = resume_of(view, self._resolve, clock.wall_ms())
+            done = self.storage.control(act).outcome is ControlOutcome.DONE
+        if done:
+            self.record(JobResumed(self.timeline.now, job))
+        else:
+            self.timeline.after(50, lambda: self.resume(job))
+
+    def trigger(self, job: str, request_id: str) -> None:
+        """An operator triggers a run."""
+        view, clock = self.storage.job(job), self.storage.clock
+        if view is not None and abs(clock.wrong_by_ms) <= RESUMES_WITHIN_MS:
+            self.storage.control(trigger_of(view, self._resolve, request_id, b"", clock.wall_ms()))
+
+    def cancel(self, job: str, slot: int) -> None:
+        """An operator cancels a run."""
+        self.storage.control(CancelRun(job, slot, "cancelled by hand"))
+
+    def _resolve(self, spec: JobSpec) -> Job:
+        capabilities = self.storage.connect().capabilities
+        return resolve(spec, capabilities, self._default_lease_ms, self.storage.clock.wall_ms())
+
+    @property
+    def _default_lease_ms(self) -> int:
+        return min(job.lease_ms for job in self.plan.jobs)
+
     def reboot(self) -> None:
         """The machine of all boots anew: no process survives, and no lease."""
         for host in self.hosts:
@@ -156,6 +205,7 @@ class World:
                     cancel_ms=job.cancel_grace_ms + job.lease_ms + slack,
                     clock_error_ms=plan.clock_error_ms,
                     clock_learned_ms=(limits.CLOCK_SAMPLES + 1) * heartbeat * 11 // 10,
+                    waiting_ms=slack + 1_000 + 2 * heartbeat * 11 // 10,
                     timeout_ms=job.spec.timeout_ms or 0,
                     leases=plan.leases,
                     late_ms=0 if plan.kept_ms is None else LATE_MAX + slack,

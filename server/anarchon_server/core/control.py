@@ -187,7 +187,9 @@ def judge_trigger(
         also, unfinished = list(around.ended), around.unfinished
         if trigger.overlap is OverlapPolicy.CANCEL:
             asked = [_asked(run, now, CancelReason.SUPERSEDED) for run in unfinished]
-            also += asked
+            also += [
+                each for each, run in zip(asked, unfinished, strict=True) if each.run is not run
+            ]
             unfinished = tuple(each.run for each in asked if not each.run.state.final)
         if unfinished:
             made = replace(made, blocking_slot=min(run.slot for run in unfinished))
@@ -213,7 +215,9 @@ def judge_cancel(cancel: CancelRun, now: Moment, job: JobRecord, run: Run | None
         if run.cancel is None and not saved.run.state.final:
             saved = replace(saved, run=replace(saved.run, cancel_message=cancel.message))
     return ControlVerdict(
-        ControlAnswer(ControlOutcome.DONE, view(saved.run, now)), job, saved=(saved,)
+        ControlAnswer(ControlOutcome.DONE, view(saved.run, now)),
+        job,
+        saved=(saved,) if saved.run is not run else (),
     )
 
 

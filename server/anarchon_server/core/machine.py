@@ -372,7 +372,7 @@ def _first_claim(
     superseding = claim.overlap is OverlapPolicy.CANCEL and bool(unfinished)
     if superseding:
         asked = [asked_to_stop(run, now, CancelReason.SUPERSEDED, witnessed) for run in unfinished]
-        ended += asked
+        ended += [each for each, run in zip(asked, unfinished, strict=True) if each.run is not run]
         unfinished = tuple(saved.run for saved in asked if not saved.run.state.final)
     if unfinished or older or (superseding and not claim.may_run):
         own = (
