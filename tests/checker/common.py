@@ -7,8 +7,9 @@ Pure: imports the events, the history and the standard library only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.checker.events import (
     AppDied,
@@ -194,16 +195,25 @@ class Order:
         if receipt.status != "recorded" or known is None:
             return
         key = (known[0], known[1])
-        kept = any(
+        states = self.history.saved[key]
+        kept = _retried_for_its_timeout(receipt.token, states) or any(
             run.token == receipt.token
             and (
                 run.final or run.freed == "handed_over" or run.state == "retrying" or timed_out(run)
             )
-            for run in self.history.saved[key]
+            for run in states
             if run.at <= receipt.at
         )
         if not kept:
             self._say("S17", receipt, key, "a result that was RECORDED is not in the store")
+
+
+def _retried_for_its_timeout(token: str, states: Sequence[RunSaved]) -> bool:
+    """Whether the attempt was followed by another because it had outlived its timeout (S22)."""
+    return any(
+        run.token == token and after.token != token and after.failed > run.failed
+        for run, after in pairwise(states)
+    )
 
 
 def timed_out(run: RunSaved) -> bool:
