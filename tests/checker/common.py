@@ -42,6 +42,7 @@ class Order:
     winners: dict[tuple[str, int, int], str] = field(default_factory=dict)
     running: dict[str, dict[str, HandlerStarted]] = field(default_factory=lambda: defaultdict(dict))
     out_of_reach: set[str] = field(default_factory=set)
+    thawed_at: dict[str, int] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     told: dict[str, str] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -81,6 +82,7 @@ class Order:
                 self.out_of_reach.add(event.app)
             case AppThawed():
                 self.out_of_reach.discard(event.app)
+                self.thawed_at[event.app] = event.at
             case ResultReceipt():
                 self._receipt(event)
             case _:
@@ -180,6 +182,9 @@ class Order:
             beside = overlap and other.slot != start.slot
             if beside or not other.obeys or other.app in self.out_of_reach:
                 continue
+            thawed_for = start.at - self.thawed_at.get(other.app, -FOREVER)
+            if thawed_for <= self.history.jobs[start.job].margin_ms:
+                continue  # told just now, it has the margin to obey in
             text = f"started beside attempt {other.attempt} of slot {other.slot}, which obeys"
             self._say("F16", start, (start.job, start.slot), text)
 
