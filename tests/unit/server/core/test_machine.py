@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,11 @@ from anarchon_server.core.machine import (
     JobRecord,
     KeptDefinition,
     Moment,
+    PlanVerdict,
+    Saved,
     ScheduleRecord,
     TokenVerdict,
+    asked_to_stop,
     definitions_differ,
     first_attempt_shown,
     forgotten,
@@ -38,6 +42,7 @@ from anarchon_server.core.model import (
     Attempt,
     AttemptCause,
     CancelReason,
+    CatchUpPolicy,
     Definition,
     EverySchedule,
     Failure,
@@ -349,9 +354,320 @@ def test_s18_a_living_last_attempt_is_not_found_dead_by_a_clock_nobody_vouches_f
         assert judged(wish, at(steady=False), None, running).answer.outcome is outcome
 
 
-def test_s18_policies_refused_at_registration_never_reach_the_machine() -> None:
-    with pytest.raises(AssertionError, match="refused at registration"):
-        judged(claim(overlap=OverlapPolicy.QUEUE), at(), None, won(slot=T - 5_000))
+# --- Queue and cancel --------------------------------------------------------------------
+
+QUEUE: dict[str, Any] = {"overlap": OverlapPolicy.QUEUE}
+CANCEL: dict[str, Any] = {"overlap": OverlapPolicy.CANCEL}
+
+
+def waiting(slot: int, trigger: Trigger = Trigger.SCHEDULE, **changes: Any) -> Run:
+    return Run("sync", slot, trigger, RunState.DUE, **{"window_ms": 86_400_000, **changes})
+
+
+def states(verdict: ClaimVerdict) -> list[tuple[int, RunState, str]]:
+    """What is saved, in seconds before T."""
+    return [((s.run.slot - T) // 1_000, s.run.state, s.run.reason) for s in verdict.saved]
+
+
+def test_s18_a_queued_slot_waits_and_settles() -> None:
+    verdict = judged(claim(**QUEUE), at(), None, won(slot=T - 5_000))
+    assert verdict.answer.outcome is ClaimOutcome.QUEUED
+    assert states(verdict) == [(0, RunState.DUE, "")]
+    due = verdict.saved[0].run
+    assert (due.blocking_slot, due.window_ms, verdict.settled) == (T - 5_000, 86_400_000, T)
+
+
+def test_s18_a_newer_slot_replaces_only_what_waits_by_the_schedule() -> None:
+    others = [
+        won(slot=T - 9_000),
+        waiting(T - 8_000, Trigger.CATCH_UP),
+        waiting(T - 7_000, Trigger.MANUAL),
+        waiting(T - 6_000, blocking_slot=T - 9_000),
+    ]
+    verdict = judged(claim(**QUEUE), at(), None, *others)
+    assert states(verdict) == [(-6, RunState.SKIPPED, Reason.OVERLAP), (0, RunState.DUE, "")]
+    assert verdict.saved[0].run.blocking_slot == T - 9_000
+
+
+def test_s18_an_older_slot_gives_way_to_the_queued_one() -> None:
+    running, newer = won(slot=T - 5_000), waiting(T + 10_000)
+    verdict = judged(claim(**QUEUE), at(T + 10_000), None, running, newer)
+    assert verdict.answer.outcome is ClaimOutcome.SKIPPED
+    assert verdict.saved[-1].run.blocking_slot == T - 5_000
+
+
+def test_s18_a_slot_before_the_one_that_waits_goes_first_when_nothing_runs() -> None:
+    verdict = judged(claim(**QUEUE), at(T + 10_000), None, waiting(T + 10_000))
+    assert verdict.answer.outcome is ClaimOutcome.WON
+
+
+def test_s18_a_slot_waits_behind_an_older_one_that_waits() -> None:
+    verdict = judged(claim(**QUEUE), at(), None, waiting(T - 5_000, Trigger.MANUAL))
+    assert verdict.answer.outcome is ClaimOutcome.QUEUED
+    assert verdict.saved[-1].run.blocking_slot == T - 5_000
+    early = judged(claim(**QUEUE), at(T - 500), None, waiting(T - 5_000, Trigger.MANUAL))
+    assert (early.answer.outcome, early.saved) == (ClaimOutcome.EARLY, ())
+
+
+def test_s18_with_skip_what_waits_is_not_in_the_way() -> None:
+    verdict = judged(claim(), at(), None, waiting(T - 5_000, Trigger.CATCH_UP))
+    assert verdict.answer.outcome is ClaimOutcome.WON
+
+
+def test_s18_cancel_asks_what_runs_to_stop_and_waits() -> None:
+    verdict = judged(claim(**CANCEL), at(), None, won(slot=T - 5_000))
+    assert verdict.answer.outcome is ClaimOutcome.QUEUED
+    assert states(verdict) == [(-5, RunState.CLAIMED, ""), (0, RunState.DUE, "")]
+    assert verdict.saved[0].run.cancel is CancelReason.SUPERSEDED
+
+
+@pytest.mark.parametrize("may_run", [True, False])
+def test_s18_where_the_cancel_ends_the_other_at_once_nothing_is_in_the_way(may_run: bool) -> None:
+    """Without room the slot is left due for others (S13)."""
+    free = released(won(slot=T - 5_000), at(T - 4_000), Reason.HANDED_OVER)
+    verdict = judged(claim(**CANCEL, may_run=may_run), at(), None, free)
+    ended_run, own = verdict.saved
+    assert (ended_run.run.state, ended_run.run.reason) == (RunState.FAILED, Reason.SUPERSEDED)
+    assert own.run.state is (RunState.CLAIMED if may_run else RunState.DUE)
+    assert (own.run.blocking_slot, verdict.settled) == (0, T)
+    assert own.is_news is not may_run
+
+
+def test_s18_a_claim_before_its_slot_cancels_nothing() -> None:
+    verdict = judged(claim(**CANCEL), at(T - 500), None, won(slot=T - 5_000))
+    assert (verdict.answer.outcome, verdict.saved) == (ClaimOutcome.EARLY, ())
+
+
+def test_s19_nothing_is_abandoned_beside_a_run_in_progress() -> None:
+    long = {"window_ms": 1_000, "overlap": OverlapPolicy.ALLOW}
+    free = released(won(at(T - 20_000), slot=T - 20_000, **long), at(T - 19_000), "handed_over")
+    running = won(at(T - 15_000), slot=T - 15_000, **long)
+    verdict = judged(claim(), at(), None, free, running)
+    assert states(verdict) == [(0, RunState.SKIPPED, Reason.OVERLAP)]
+    gone = released(running, at(T - 14_000), "handed_over")
+    verdict = judged(claim(), at(), None, free, gone)
+    assert states(verdict)[:2] == [
+        (-20, RunState.FAILED, "abandoned"),
+        (-15, RunState.FAILED, "abandoned"),
+    ]
+    assert verdict.answer.outcome is ClaimOutcome.WON
+
+
+# --- Runs that wait ----------------------------------------------------------------------
+
+
+def test_s18_a_due_run_is_claimed_by_its_first_attempt() -> None:
+    verdict = judged(claim(), at(T + 60_000), waiting(T), settled=T + 50_000)
+    assert verdict.answer.outcome is ClaimOutcome.WON
+    run = verdict.saved[-1].run
+    assert (run.attempt, attempt_of(run).cause) == (1, AttemptCause.CLAIM)
+
+
+def test_i7_a_due_run_is_not_claimed_before_its_slot() -> None:
+    assert judged(claim(), at(T - 1_001), waiting(T)).answer.outcome is ClaimOutcome.EARLY
+    assert judged(claim(), at(T - 1_000), waiting(T)).answer.outcome is ClaimOutcome.WON
+
+
+@pytest.mark.parametrize(
+    ("other", "outcome"),
+    [
+        (won(slot=T - 5_000), ClaimOutcome.QUEUED),
+        (won(at(T + 5_000), slot=T + 5_000), ClaimOutcome.QUEUED),
+        (waiting(T - 5_000), ClaimOutcome.QUEUED),
+        (waiting(T + 5_000), ClaimOutcome.WON),
+    ],
+)
+def test_s18_a_due_run_goes_after_what_was_begun_and_after_what_waits_longer(
+    other: Run, outcome: ClaimOutcome
+) -> None:
+    assert judged(claim(), at(T + 6_000), waiting(T), other).answer.outcome is outcome
+    allowed = judged(claim(overlap=OverlapPolicy.ALLOW), at(T + 6_000), waiting(T), other)
+    assert allowed.answer.outcome is ClaimOutcome.WON
+
+
+def test_s13_a_due_run_is_not_claimed_without_room() -> None:
+    verdict = judged(claim(may_run=False), at(), waiting(T))
+    assert (verdict.answer.outcome, verdict.saved) == (ClaimOutcome.UNCHANGED, ())
+
+
+@pytest.mark.parametrize("may_run", [True, False])
+def test_s19_a_due_run_that_nobody_wanted_is_abandoned_unless_something_is_in_its_way(
+    may_run: bool,
+) -> None:
+    due, now = waiting(T, window_ms=1_000), at(T + 1_001)
+    blocked = judged(claim(may_run=may_run), now, due, won(slot=T - 5_000))
+    assert (blocked.answer.outcome, blocked.saved) == (ClaimOutcome.QUEUED, ())
+    verdict = judged(claim(may_run=may_run), now, due)
+    assert verdict.answer.outcome is ClaimOutcome.LOST
+    assert states(verdict) == [(0, RunState.SKIPPED, Reason.ABANDONED)]
+
+
+def test_s18_the_claim_of_a_due_run_ends_what_is_over_for_good() -> None:
+    dead = won(at(T - 50_000), slot=T - 50_000, max_attempts=1)
+    verdict = judged(claim(), at(), waiting(T), dead)
+    assert verdict.answer.outcome is ClaimOutcome.WON
+    assert states(verdict)[0] == (-50, RunState.FAILED, Reason.ATTEMPTS_EXHAUSTED)
+
+
+@pytest.mark.parametrize("freed_too", [False, True])
+def test_i4_a_takeover_goes_after_what_is_in_progress_and_after_what_is_older(
+    freed_too: bool,
+) -> None:
+    run, other = won(), won(at(T + 100), slot=T - 5_000 if freed_too else T + 100)
+    free = released(run, at(T + 200), Reason.HANDED_OVER)
+    if freed_too:
+        other = released(other, at(T + 200), Reason.HANDED_OVER)
+    verdict = judged(takeover(free), at(T + 300), free, other)
+    assert verdict.answer.outcome is ClaimOutcome.QUEUED
+    newer = released(won(at(T + 100), slot=T + 100), at(T + 200), Reason.HANDED_OVER)
+    assert judged(takeover(free), at(T + 300), free, newer).answer.outcome is ClaimOutcome.WON
+    due = waiting(T - 5_000, Trigger.MANUAL)
+    assert judged(takeover(free), at(T + 300), free, due).answer.outcome is ClaimOutcome.WON
+
+
+# --- Pauses ------------------------------------------------------------------------------
+
+
+def test_s29_a_paused_jobs_slots_are_not_claimed_and_its_rows_are() -> None:
+    paused = replace(JOB, paused_at=T - 5_000)
+    assert judged(claim(), at(), job=paused).answer.outcome is ClaimOutcome.PAUSED
+    assert judged(claim(), at(T - 1_001), job=paused).answer.outcome is ClaimOutcome.EARLY
+    assert judged(claim(), at(T + 60_000), job=paused).answer.outcome is ClaimOutcome.PAUSED
+    run = won()
+    assert judged(claim(), at(), run, job=paused).answer.outcome is ClaimOutcome.WON, "its own"
+    due = waiting(T, Trigger.MANUAL)
+    assert judged(claim(), at(), due, job=paused).answer.outcome is ClaimOutcome.WON
+
+
+# --- Retries -----------------------------------------------------------------------------
+
+
+def tried(outcome: Outcome, run: Run, retry_in_ms: int | None = 3_000) -> Run:
+    wish = Completion("sync", run.slot, run.token, outcome, retry_in_ms)
+    verdict = judge_completion(wish, at(T + 900), run, None)
+    assert verdict.saved is not None
+    return verdict.saved.run
+
+
+def test_s22_a_failed_attempt_with_retries_left_is_retried() -> None:
+    run = tried(RAISED, won(retries=1))
+    assert (run.state, run.reason, run.failed, run.ended_at) == (RunState.RETRYING, "", 1, None)
+    assert (run.retry_at, run.retry_delay_ms, run.lease) == (T + 3_900, 3_000, None)
+    assert attempt_of(run).state is RunState.FAILED
+    assert view(run, at(T + 1_000)).wait_ms == 2_900
+    early = judged(takeover(run), at(T + 3_899), run)
+    assert (early.answer.outcome, early.saved) == (ClaimOutcome.EARLY, ())
+    verdict = judged(takeover(run), at(T + 3_900), run)
+    assert verdict.answer.outcome is ClaimOutcome.WON
+    again = verdict.saved[-1].run
+    assert (attempt_of(again).cause, again.failed, again.lost) == (AttemptCause.RETRY, 1, 0)
+    assert verdict.saved[-1].attempts == (again.current,), "the failed one is closed already"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "retry_in_ms", "retries"),
+    [
+        (RAISED, None, 1),
+        (RAISED, 0, 0),
+        (Outcome(failure=Failure("E", permanent=True)), 0, 1),
+        (Outcome(stopped=CancelReason.REQUESTED), 0, 1),
+        (RETURNED, 0, 1),
+    ],
+)
+def test_s22_what_is_not_to_be_retried_is_final(
+    outcome: Outcome, retry_in_ms: int | None, retries: int
+) -> None:
+    assert tried(outcome, won(retries=retries), retry_in_ms).state.final
+
+
+def test_s19_the_thousandth_attempt_is_not_retried() -> None:
+    run = won(retries=1)
+    last = replace(run, current=replace(attempt_of(run), attempt=1_000))
+    assert tried(RAISED, last).state is RunState.FAILED
+
+
+def test_s21_a_timeout_is_retried() -> None:
+    run = tried(Outcome(stopped=CancelReason.TIMEOUT), won(retries=1))
+    assert (run.state, attempt_of(run).reason) == (RunState.RETRYING, Reason.TIMEOUT)
+    timed_out = renewed(won(retries=1), at(), cancel=CancelReason.TIMEOUT)
+    run = tried(RAISED, timed_out)
+    assert (run.state, run.cancel, run.cancelled_at) == (RunState.RETRYING, None, 0)
+
+
+def test_s21_a_timed_out_attempt_that_lapsed_is_retried_and_counts_as_failed() -> None:
+    run = renewed(won(retries=1, max_attempts=1), at(), cancel=CancelReason.TIMEOUT)
+    verdict = judged(takeover(run, retries=1), at(T + LEASE), run)
+    assert verdict.answer.outcome is ClaimOutcome.WON
+    again, (closed, _) = verdict.saved[-1].run, verdict.saved[-1].attempts
+    assert (again.failed, again.lost, attempt_of(again).cause) == (1, 0, AttemptCause.RETRY)
+    assert (closed.state, closed.reason) == (RunState.FAILED, Reason.TIMEOUT)
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_s21_a_timed_out_attempt_that_is_released_failed(retries: int) -> None:
+    run = renewed(won(retries=retries), at(), cancel=CancelReason.TIMEOUT)
+    free = released(run, at(T + 100), Reason.HANDED_OVER)
+    assert (attempt_of(free).state, attempt_of(free).reason) == (RunState.FAILED, Reason.TIMEOUT)
+    assert free.state is (RunState.INTERRUPTED if retries else RunState.FAILED)
+    if retries:
+        verdict = judged(takeover(free), at(T + 200), free)
+        again = verdict.saved[-1].run
+        assert (again.failed, again.lost) == (1, 0)
+
+
+def test_s17_a_failed_attempt_that_is_retried_is_held_by_nobody() -> None:
+    run = tried(RAISED, won(retries=1))
+    assert judge_renewal(renewal(), at(T + 1_000), run).answer.outcome is TokenOutcome.FENCED
+    release = Release("sync", T, "t1", "A", Reason.HANDED_OVER)
+    assert judge_release(release, at(T + 1_000), run).answer.outcome is TokenOutcome.FENCED
+    assert completed(run, RAISED).answer.outcome is TokenOutcome.RECORDED
+    assert completed(run, RETURNED).answer.outcome is TokenOutcome.ALREADY_COMPLETED
+
+
+def test_s01_a_retry_time_from_before_a_step_back_is_over_for_two_witnesses() -> None:
+    run, back = tried(RAISED, won(retries=1)), T - 3_600_000
+    assert view(run, at(back)).wait_ms == 0
+    doubted = judged(takeover(run, vouched=False), at(back, steady=False), run)
+    assert doubted.answer.outcome is ClaimOutcome.EARLY
+    sure = judged(takeover(run, expected_at=back), at(back, steady=False), run)
+    assert sure.answer.outcome is ClaimOutcome.WON
+
+
+def test_s19_a_retry_that_nobody_wanted_is_abandoned() -> None:
+    run = tried(RAISED, won(retries=1, window_ms=1_000))
+    verdict = judged(takeover(run), at(T + 3_900 + 1_001), run)
+    assert states(verdict) == [(0, RunState.FAILED, Reason.ABANDONED)]
+    assert verdict.saved[0].attempts == (), "its failed attempt stays as it was"
+
+
+def test_s21a_a_retry_that_is_superseded_ends_and_its_failed_attempt_stays_as_it_was() -> None:
+    run = tried(RAISED, won(slot=T - 5_000, retries=1))
+    verdict = judged(claim(**CANCEL), at(T + 900), None, run)
+    gone = verdict.saved[0]
+    assert (gone.run.state, gone.run.reason) == (RunState.FAILED, Reason.SUPERSEDED)
+    assert (attempt_of(gone.run).reason, gone.attempts) == ("", ())
+    assert gone.ends_a_run
+
+
+def test_s21a_a_request_to_stop_takes_the_place_of_a_timeout_that_would_be_retried() -> None:
+    timed_out = renewed(won(retries=1), at(), cancel=CancelReason.TIMEOUT)
+    asked = asked_to_stop(timed_out, at(T + 100), CancelReason.REQUESTED, witnessed=True).run
+    assert (asked.cancel, asked.cancelled_at) == (CancelReason.REQUESTED, T)
+    timed_out = renewed(won(retries=0), at(), cancel=CancelReason.TIMEOUT)
+    asked = asked_to_stop(timed_out, at(T + 100), CancelReason.REQUESTED, witnessed=True).run
+    assert asked.cancel is CancelReason.TIMEOUT
+
+
+def test_what_others_should_look_at_is_news() -> None:
+    run = won()
+    assert not Saved(run).is_news
+    assert Saved(released(run, at(), Reason.HANDED_OVER)).is_news
+    assert Saved(replace(run, cancel=CancelReason.REQUESTED)).is_news
+    assert not Saved(replace(run, cancel=CancelReason.TIMEOUT)).is_news
+    assert not Saved(ended(replace(run, cancel=CancelReason.REQUESTED), RETURNED)).is_news
+    assert Saved(waiting(T)).is_news
+    assert not Saved(waiting(T, blocking_slot=T - 5_000)).is_news
+    assert not Saved(replace(waiting(T), state=RunState.SKIPPED)).ends_a_run
 
 
 # --- Takeover ----------------------------------------------------------------------------
@@ -904,6 +1220,65 @@ def test_s20_past_the_limit_one_row_counts_the_rest() -> None:
     verdict = planned(plan(*range(10_000, 60_000, 10_000), limit=2))
     assert sorted(rows(verdict)) == [(30_000, 3), (40_000, 0), (50_000, 0)]
     assert verdict.answer.missed == 5
+
+
+ALL, LATEST = CatchUpPolicy.ALL, CatchUpPolicy.LATEST
+
+
+def caught_up(
+    wish: CatchUpPolicy, *ago: int, row: int = 0, before: Iterable[Run] = (), **changes: Any
+) -> PlanVerdict:
+    """What becomes of slots so many ms before T, of which `row` has a row."""
+    missed = tuple(MissedSlot(T - each, 5) for each in ago)
+    values: dict[str, Any] = {"window_ms": 100, **changes}
+    by = values.pop("missed_by", None)
+    wanted = Plan("sync", "every 10s", SETTLED, missed, catch_up=wish, **values)
+    return judge_plan(wanted, at(), JobRecord("sync"), SETTLED, {T - row}, before, by)
+
+
+def due(verdict: PlanVerdict) -> list[int]:
+    """What is to be run, in ms before T."""
+    return [T - saved.run.slot for saved in verdict.saved if saved.run.waits]
+
+
+def test_s20_latest_runs_the_newest_missed_slot() -> None:
+    verdict = caught_up(LATEST, 40, 30, 20, row=20)
+    assert due(verdict) == [30], "the newest without a row"
+    assert (verdict.answer.missed, verdict.answer.due) == (1, 1)
+    run = next(saved.run for saved in verdict.saved if saved.run.waits)
+    assert (run.trigger, run.window_ms) == (Trigger.CATCH_UP, 100)
+
+
+def test_s20_all_runs_the_newest_within_window_and_limit() -> None:
+    ago = range(90, 0, -10)
+    verdict = caught_up(ALL, *ago, window_ms=65, limit=4)
+    assert due(verdict) == [40, 30, 20, 10]
+    assert (verdict.answer.missed, verdict.answer.due) == (5, 4)
+    assert due(caught_up(ALL, *ago, window_ms=65)) == [60, 50, 40, 30, 20, 10]
+    assert due(caught_up(CatchUpPolicy.NONE, *ago)) == []
+
+
+def test_s20_the_oldest_above_the_limit_are_missed_after_all() -> None:
+    old = [waiting(T - 40, Trigger.CATCH_UP), waiting(T - 30, Trigger.CATCH_UP)]
+    verdict = caught_up(ALL, 20, limit=2, before=old)
+    assert due(verdict) == [20]
+    gone = [saved.run for saved in verdict.saved if saved.run.state.final]
+    assert [(run.slot - T, run.reason, run.ended_at) for run in gone] == [(-40, "missed", T)]
+    assert (verdict.answer.missed, verdict.answer.due) == (1, 1)
+    verdict = caught_up(LATEST, 20, before=[waiting(T - 10, Trigger.CATCH_UP)])
+    assert (due(verdict), verdict.answer.missed, verdict.answer.due) == ([], 1, 0)
+    assert len(verdict.saved) == 1
+
+
+def test_s29_while_paused_nothing_is_planned() -> None:
+    wish = plan(10_000)
+    verdict = judge_plan(wish, at(), replace(JOB, paused_at=T), SETTLED, ())
+    assert (verdict.answer.done, verdict.saved) == (False, ())
+
+
+def test_s29_what_was_missed_by_an_earlier_moment_is_planned_as_of_then() -> None:
+    answer = caught_up(ALL, 40, 20, missed_by=T - 25).answer
+    assert (answer.settled, answer.due) == (T - 40, 1)
 
 
 def test_s20_beyond_ten_thousand_the_number_is_at_least() -> None:
