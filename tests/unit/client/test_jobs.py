@@ -173,7 +173,7 @@ def test_a_bad_policy_is_refused_by_name_and_value(policies: dict[str, Any], mes
         (lambda: cron("0 8 * * *", tz=""), 'must be an IANA name such as "Europe/Athens"'),
         (lambda: cron("0 8 * * *", tz="Europe Athens"), "must be an IANA name"),
         (lambda: Job(nothing, "10s"), "must be Every(...) or Cron(...)"),  # type: ignore[arg-type]
-        (lambda: Job(nothing, None), "schedule None: must be Every"),  # type: ignore[arg-type]
+        (lambda: Job(nothing, 3), "schedule 3: must be Every"),  # type: ignore[arg-type]
     ],
 )
 def test_a_bad_schedule_is_refused(make: Callable[[], object], message: str) -> None:
