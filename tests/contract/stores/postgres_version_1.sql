@@ -1,0 +1,599 @@
+
+CREATE TABLE "anarchon".meta (version int4 NOT NULL, store_id text NOT NULL);
+
+CREATE TABLE "anarchon".job (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL,
+    version int8 NOT NULL DEFAULT 1, floor int8 NOT NULL DEFAULT -1, fence int8 NOT NULL DEFAULT 0,
+    definition_id text NOT NULL DEFAULT '', schedule_id text NOT NULL DEFAULT '',
+    definition_at int8 NOT NULL DEFAULT 0,
+    PRIMARY KEY (namespace, job)
+) WITH (fillfactor = 70);
+
+CREATE TABLE "anarchon".schedule (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL,
+    schedule_id text COLLATE "C" NOT NULL, since int8 NOT NULL, settled int8 NOT NULL,
+    PRIMARY KEY (namespace, job, schedule_id)
+) WITH (fillfactor = 70);
+
+CREATE TABLE "anarchon".definition (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL,
+    definition_id text COLLATE "C" NOT NULL, schedule_id text NOT NULL,
+    window_ms int8 NOT NULL, held_at int8 NOT NULL, spec text NOT NULL,
+    PRIMARY KEY (namespace, job, definition_id)
+);
+
+CREATE TABLE "anarchon".instance (
+    namespace text COLLATE "C" NOT NULL, incarnation text COLLATE "C" NOT NULL,
+    instance_id text NOT NULL, registered boolean NOT NULL, seen_at int8 NOT NULL,
+    lease_ms int8 NOT NULL, record text NOT NULL,
+    PRIMARY KEY (namespace, incarnation)
+) WITH (fillfactor = 50);
+
+CREATE TABLE "anarchon".hold (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL,
+    incarnation text COLLATE "C" NOT NULL, definition_id text COLLATE "C" NOT NULL,
+    schedule_id text NOT NULL,
+    PRIMARY KEY (namespace, job, incarnation, definition_id)
+);
+CREATE INDEX hold_of_instance ON "anarchon".hold (namespace, incarnation);
+
+-- A run with its newest attempt. Times in milliseconds; texts of handlers are JSON, in ASCII.
+CREATE TABLE "anarchon".run (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL, slot int8 NOT NULL,
+    version int8 NOT NULL, final boolean NOT NULL, trigger text NOT NULL, state text NOT NULL,
+    reason text NOT NULL, lease_until int8, lease_length_ms int8, freed text NOT NULL,
+    lost int8 NOT NULL, failed int8 NOT NULL, max_attempts int8 NOT NULL, window_ms int8 NOT NULL,
+    cancel text, cancelled_at int8 NOT NULL, cancel_grace_ms int8 NOT NULL,
+    blocking_slot int8 NOT NULL, slots_covered int8 NOT NULL, ended_at int8,
+    attempt int8 NOT NULL, token text, fence int8, instance_id text, incarnation text, cause text,
+    attempt_state text, attempt_reason text, claimed_at int8, started_at int8,
+    attempt_ended_at int8, failure text, result text,
+    PRIMARY KEY (namespace, job, slot)
+) WITH (fillfactor = 80);
+CREATE INDEX run_newest_first ON "anarchon".run (namespace, slot, job);
+CREATE INDEX run_unfinished ON "anarchon".run (namespace, job, slot) WHERE NOT final;
+
+-- The attempts before the newest.
+CREATE TABLE "anarchon".attempt (
+    namespace text COLLATE "C" NOT NULL, job text COLLATE "C" NOT NULL, slot int8 NOT NULL,
+    attempt int8 NOT NULL, token text NOT NULL, fence int8 NOT NULL, instance_id text NOT NULL,
+    incarnation text NOT NULL, cause text NOT NULL, attempt_state text NOT NULL,
+    attempt_reason text NOT NULL, claimed_at int8 NOT NULL, started_at int8,
+    attempt_ended_at int8, failure text, result text NOT NULL,
+    PRIMARY KEY (namespace, job, slot, attempt)
+);
+
+CREATE FUNCTION "anarchon".now_us() RETURNS int8 LANGUAGE sql VOLATILE AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8
+$$;
+
+CREATE FUNCTION "anarchon".fences(_ns text, _jobs text[]) RETURNS json
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT json_object_agg(each, fence) FROM (SELECT DISTINCT each FROM unnest(_jobs) each) j
+        CROSS JOIN LATERAL (SELECT fence FROM "anarchon".job
+            WHERE namespace = _ns AND job = each OFFSET 0) f);
+END $$;
+
+CREATE FUNCTION "anarchon".read(
+    _ns text, _jobs text[], _run_jobs text[], _run_slots int8[], _run_tokens text[],
+    _unfinished text[], _lock boolean
+) RETURNS json LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    IF _lock THEN
+        PERFORM FROM (SELECT each FROM unnest(_jobs) each GROUP BY each ORDER BY each COLLATE "C") want
+            CROSS JOIN LATERAL (
+                SELECT FROM "anarchon".job WHERE namespace = _ns AND job = want.each FOR UPDATE) lock;
+        PERFORM FROM (SELECT job, slot FROM unnest(_run_jobs, _run_slots) k (job, slot)
+                GROUP BY job, slot ORDER BY job COLLATE "C", slot) want
+            CROSS JOIN LATERAL (
+                SELECT FROM "anarchon".run WHERE namespace = _ns AND job = want.job
+                AND slot = want.slot FOR UPDATE) lock;
+        PERFORM FROM (SELECT each FROM unnest(_unfinished) each GROUP BY each
+                ORDER BY each COLLATE "C") want
+            CROSS JOIN LATERAL (
+                SELECT FROM "anarchon".run WHERE namespace = _ns AND job = want.each AND NOT final
+                ORDER BY slot FOR UPDATE) lock;
+    END IF;
+    RETURN (SELECT json_build_object(
+        'now_us', "anarchon".now_us(),
+        'jobs', (SELECT json_agg(hit) FROM (SELECT DISTINCT each FROM unnest(_jobs) each) want
+            CROSS JOIN LATERAL (
+                SELECT job, version, floor, fence, definition_id, schedule_id, definition_at
+                FROM "anarchon".job WHERE namespace = _ns AND job = want.each OFFSET 0) hit),
+        'schedules', (SELECT json_agg(hit) FROM (SELECT DISTINCT each FROM unnest(_jobs) each) want
+            CROSS JOIN LATERAL (
+                SELECT job, schedule_id, since, settled
+                FROM "anarchon".schedule WHERE namespace = _ns AND job = want.each OFFSET 0) hit),
+        'runs', (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at, hit.failure, hit.result)) FROM
+            (SELECT DISTINCT job, slot FROM unnest(_run_jobs, _run_slots) k (job, slot)) want
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".run
+                WHERE namespace = _ns AND job = want.job AND slot = want.slot OFFSET 0) hit),
+        'unfinished', (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at, hit.failure, hit.result)) FROM
+            (SELECT DISTINCT each FROM unnest(_unfinished) each) want
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".run
+                WHERE namespace = _ns AND job = want.each AND NOT final OFFSET 0) hit),
+        'attempts', (SELECT json_agg(hit) FROM
+            unnest(_run_jobs, _run_slots, _run_tokens) want (job, slot, token)
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".attempt
+                WHERE namespace = _ns AND job = want.job AND slot = want.slot
+                AND token = want.token OFFSET 0) hit)
+    ));
+END $$;
+
+CREATE FUNCTION "anarchon".write(
+    _ns text, _jobs json, _schedules json, _runs json, _attempts json, _news text
+) RETURNS text[] LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _stale text[];
+BEGIN
+    PERFORM FROM (SELECT job FROM json_populate_recordset(NULL::"anarchon".job, _jobs)
+            ORDER BY job COLLATE "C") want
+        CROSS JOIN LATERAL (
+            SELECT FROM "anarchon".job WHERE namespace = _ns AND job = want.job FOR UPDATE) lock;
+    PERFORM FROM (SELECT job, slot FROM json_populate_recordset(NULL::"anarchon".run, _runs)
+            ORDER BY job COLLATE "C", slot) want
+        CROSS JOIN LATERAL (
+            SELECT FROM "anarchon".run WHERE namespace = _ns AND job = want.job
+            AND slot = want.slot FOR UPDATE) lock;
+    _stale := ARRAY(
+        SELECT want.job FROM json_populate_recordset(NULL::"anarchon".job, _jobs) want
+            LEFT JOIN LATERAL (
+                SELECT version FROM "anarchon".job WHERE namespace = _ns AND job = want.job OFFSET 0
+            ) hit ON true
+            WHERE hit.version IS DISTINCT FROM want.version
+        UNION
+        SELECT want.job FROM json_populate_recordset(NULL::"anarchon".run, _runs) want
+            LEFT JOIN LATERAL (
+                SELECT version FROM "anarchon".run
+                WHERE namespace = _ns AND job = want.job AND slot = want.slot OFFSET 0
+            ) hit ON true
+            WHERE coalesce(hit.version, 0) <> want.version);
+    INSERT INTO "anarchon".job
+        SELECT _ns, job, version + 1, floor, fence, definition_id, schedule_id, definition_at
+        FROM json_populate_recordset(NULL::"anarchon".job, _jobs) WHERE job <> ALL (_stale)
+        ON CONFLICT (namespace, job) DO UPDATE SET (version, floor, fence, definition_id,
+            schedule_id, definition_at) = ROW (excluded.version, excluded.floor, excluded.fence,
+            excluded.definition_id, excluded.schedule_id, excluded.definition_at);
+    INSERT INTO "anarchon".schedule
+        SELECT _ns, job, schedule_id, since, settled
+        FROM json_populate_recordset(NULL::"anarchon".schedule, _schedules)
+        WHERE job <> ALL (_stale)
+        ON CONFLICT (namespace, job, schedule_id)
+            DO UPDATE SET (since, settled) = ROW (excluded.since, excluded.settled);
+    INSERT INTO "anarchon".attempt
+        SELECT _ns, job, slot, attempt, token, fence, instance_id, incarnation, cause,
+            attempt_state, attempt_reason, claimed_at, started_at, attempt_ended_at, failure, result
+        FROM json_populate_recordset(NULL::"anarchon".attempt, _attempts)
+        WHERE job <> ALL (_stale)
+        ON CONFLICT (namespace, job, slot, attempt) DO NOTHING;
+    INSERT INTO "anarchon".run
+        SELECT _ns, job, slot, version + 1, final, trigger, state, reason, lease_until, lease_length_ms, freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation, cause, attempt_state, attempt_reason, claimed_at, started_at, attempt_ended_at, failure, result
+        FROM json_populate_recordset(NULL::"anarchon".run, _runs) WHERE job <> ALL (_stale)
+        ON CONFLICT (namespace, job, slot) DO UPDATE SET (version, final, trigger, state, reason, lease_until, lease_length_ms, freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation, cause, attempt_state, attempt_reason, claimed_at, started_at, attempt_ended_at, failure, result) = ROW (excluded.version, excluded.final, excluded.trigger, excluded.state, excluded.reason, excluded.lease_until, excluded.lease_length_ms, excluded.freed, excluded.lost, excluded.failed, excluded.max_attempts, excluded.window_ms, excluded.cancel, excluded.cancelled_at, excluded.cancel_grace_ms, excluded.blocking_slot, excluded.slots_covered, excluded.ended_at, excluded.attempt, excluded.token, excluded.fence, excluded.instance_id, excluded.incarnation, excluded.cause, excluded.attempt_state, excluded.attempt_reason, excluded.claimed_at, excluded.started_at, excluded.attempt_ended_at, excluded.failure, excluded.result);
+    IF EXISTS (SELECT FROM json_populate_recordset(NULL::"anarchon".run, _runs)
+            WHERE freed <> '' AND job <> ALL (_stale)) THEN
+        PERFORM pg_notify(_news, '');
+    END IF;
+    RETURN _stale;
+END $$;
+
+CREATE FUNCTION "anarchon".let_go(
+    _ns text, _incarnation text, _until int8, _kept_jobs text[], _kept_ids text[]
+) RETURNS void LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _gone_jobs text[];
+    _gone_ids text[];
+BEGIN
+    SELECT array_agg(job), array_agg(definition_id) INTO _gone_jobs, _gone_ids FROM (
+        SELECT job, definition_id FROM "anarchon".hold
+        WHERE namespace = _ns AND incarnation = _incarnation AND ((job, definition_id) IN (
+            SELECT unnest(_kept_jobs) COLLATE "C", unnest(_kept_ids) COLLATE "C")) IS NOT TRUE
+        ORDER BY job, definition_id) gone;
+    IF _gone_jobs IS NULL THEN
+        RETURN;
+    END IF;
+    WITH was_held AS MATERIALIZED (
+        SELECT d.* FROM unnest(_gone_jobs, _gone_ids) gone (job, id) CROSS JOIN LATERAL (
+            SELECT * FROM "anarchon".definition WHERE namespace = _ns AND job = gone.job
+            AND definition_id = gone.id FOR UPDATE) d)
+    INSERT INTO "anarchon".definition SELECT * FROM was_held
+        ON CONFLICT (namespace, job, definition_id)
+            DO UPDATE SET held_at = greatest(definition.held_at, _until);
+    DELETE FROM "anarchon".hold h WHERE namespace = _ns AND incarnation = _incarnation
+        AND ((job, definition_id) IN (
+            SELECT unnest(_gone_jobs) COLLATE "C", unnest(_gone_ids) COLLATE "C")) IS TRUE;
+END $$;
+
+CREATE FUNCTION "anarchon".forget(_ns text, _incarnation text, _until int8) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM "anarchon".let_go(_ns, _incarnation, _until, '{}', '{}');
+    DELETE FROM "anarchon".instance WHERE namespace = _ns AND incarnation = _incarnation;
+END $$;
+
+CREATE FUNCTION "anarchon".claim(
+    _ns text, _jobs text[], _slots int8[], _tokens text[], _instance_ids text[],
+    _incarnations text[], _schedule_ids text[], _previous int8[], _deadlines int8[],
+    _leases int8[], _graces int8[], _attempts int8[], _windows int8[],
+    _plain boolean[], _alone boolean[]
+) RETURNS json LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _now_us int8;
+    _now int8;
+    _won json;
+    _wins int8[];
+    _rest json;
+BEGIN
+    -- Losing stays cheap: the job of a slot that has a row is not locked. (A row that is pruned
+    -- after this look leaves a floor behind, and its slot is too late.)
+    PERFORM FROM (
+            SELECT job FROM unnest(_jobs, _slots, _plain) c (job, slot, plain)
+            WHERE plain AND NOT EXISTS (SELECT FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot OFFSET 0)
+            ORDER BY job COLLATE "C") want
+        CROSS JOIN LATERAL (
+            SELECT FROM "anarchon".job WHERE namespace = _ns AND job = want.job FOR UPDATE) lock;
+    _now_us := "anarchon".now_us();
+    _now := _now_us / 1000;
+    WITH won AS MATERIALIZED (
+        SELECT c.*, job.version, job.floor, greatest(job.fence + 1, _now_us) AS fence,
+            job.definition_id, job.schedule_id AS current_id, job.definition_at, s.since, s.settled
+        FROM unnest(_jobs, _slots, _tokens, _instance_ids, _incarnations, _schedule_ids, _previous,
+                _deadlines, _leases, _graces, _attempts, _windows, _plain, _alone) WITH ORDINALITY
+            c (job, slot, token, instance_id, incarnation, schedule_id, previous, deadline, lease,
+                grace, attempts, window_ms, plain, alone, number)
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".job j
+                WHERE j.namespace = _ns AND j.job = c.job OFFSET 0) job
+            CROSS JOIN LATERAL (
+                SELECT since, settled FROM "anarchon".schedule s
+                WHERE s.namespace = _ns AND s.job = c.job AND s.schedule_id = c.schedule_id
+                OFFSET 0) s
+        WHERE c.plain AND c.slot <= _now + 1000 AND c.slot > greatest(job.floor, s.settled)
+            AND c.slot >= _now - c.deadline
+            AND NOT EXISTS (SELECT FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot OFFSET 0)
+            AND NOT (c.alone AND EXISTS (SELECT FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND NOT r.final OFFSET 0))
+    ), run AS (
+        INSERT INTO "anarchon".run (namespace, job, slot, version, final, trigger, state, reason,
+            lease_until, lease_length_ms, freed, lost, failed, max_attempts, window_ms,
+            cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, attempt, token, fence,
+            instance_id, incarnation, cause, attempt_state, attempt_reason, claimed_at, result)
+        SELECT _ns, job, slot, 1, false, 'schedule', 'claimed', '', _now + lease, lease, '', 0, 0,
+            attempts, window_ms, 0, grace, 0, 0, 1, token, fence, instance_id, incarnation,
+            'claim', 'claimed', '', _now, '' FROM won
+    ), job AS (
+        INSERT INTO "anarchon".job
+        SELECT _ns, job, version + 1, floor, fence, definition_id, current_id, definition_at FROM won
+        ON CONFLICT (namespace, job)
+            DO UPDATE SET version = excluded.version, fence = excluded.fence
+    ), schedule AS (
+        INSERT INTO "anarchon".schedule
+        SELECT _ns, job, schedule_id, since, slot FROM won
+        WHERE previous IS NULL OR previous <= settled
+        ON CONFLICT (namespace, job, schedule_id) DO UPDATE SET settled = excluded.settled
+    )
+    SELECT json_agg(fence ORDER BY number), array_agg(number ORDER BY number)
+        INTO _won, _wins FROM won;
+    IF coalesce(cardinality(_wins), 0) < cardinality(_jobs) THEN
+        -- Of what is plainly lost, or won before with this token, the run says enough.
+        SELECT "anarchon".read(_ns, array_agg(job) FILTER (WHERE free OR NOT plain), array_agg(job),
+                array_agg(slot), NULL, array_agg(job) FILTER (WHERE free AND alone), false)
+            INTO _rest
+            FROM unnest(_jobs, _slots, _plain, _alone)
+                WITH ORDINALITY c (job, slot, plain, alone, number)
+            CROSS JOIN LATERAL (SELECT NOT EXISTS (SELECT FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot) AS free OFFSET 0) f
+            WHERE _wins IS NULL OR number <> ALL (_wins);
+    END IF;
+    RETURN json_build_object('now_us', _now_us, 'won', _won, 'wins', _wins, 'rest', _rest,
+        'fences', "anarchon".fences(_ns, _jobs));
+END $$;
+
+CREATE FUNCTION "anarchon".complete(
+    _ns text, _jobs text[], _slots int8[], _tokens text[], _states text[], _failures text[],
+    _results text[], _elapsed int8[]
+) RETURNS json LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _now_us int8;
+    _now int8;
+    _done json;
+    _numbers int8[];
+    _rest json;
+BEGIN
+    PERFORM FROM (SELECT job, slot FROM unnest(_jobs, _slots) k (job, slot)
+            GROUP BY job, slot ORDER BY job COLLATE "C", slot) want
+        CROSS JOIN LATERAL (
+            SELECT FROM "anarchon".run WHERE namespace = _ns AND job = want.job
+            AND slot = want.slot FOR UPDATE) lock;
+    _now_us := "anarchon".now_us();
+    _now := _now_us / 1000;
+    WITH plain AS MATERIALIZED (
+        SELECT r.*, c.number, c.state AS new_state, c.failure AS new_failure,
+            c.result AS new_result,
+            least(r.started_at, greatest(r.claimed_at, _now - c.elapsed)) AS new_started_at
+        FROM unnest(_jobs, _slots, _tokens, _states, _failures, _results, _elapsed)
+            WITH ORDINALITY c (job, slot, token, state, failure, result, elapsed, number)
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot OFFSET 0) r
+        WHERE c.state <> '' AND r.token = c.token AND NOT r.final AND r.freed = ''
+            AND r.cancel IS NULL
+    ), done AS (
+        INSERT INTO "anarchon".run (namespace, job, slot, version, final, trigger, state, reason, lease_until, lease_length_ms, freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation, cause, attempt_state, attempt_reason, claimed_at, started_at, attempt_ended_at, failure, result)
+        SELECT namespace, job, slot, version + 1, true, trigger, new_state, '', NULL, NULL, '',
+            lost, failed + (new_state = 'failed')::int, max_attempts, window_ms, cancel,
+            cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, _now, attempt, token,
+            fence, instance_id, incarnation, cause, new_state, '', claimed_at, new_started_at,
+            _now, new_failure, new_result
+        FROM plain
+        ON CONFLICT (namespace, job, slot) DO UPDATE SET (version, final, state, reason,
+            lease_until, lease_length_ms, failed, ended_at, attempt_state, attempt_reason,
+            started_at, attempt_ended_at, failure, result) = ROW (excluded.version, true,
+            excluded.state, '', NULL::int8, NULL::int8, excluded.failed, excluded.ended_at,
+            excluded.attempt_state, '', excluded.started_at, excluded.attempt_ended_at,
+            excluded.failure, excluded.result)
+        RETURNING run.*
+    )
+    SELECT (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at)) FROM done hit), array_agg(number) INTO _done, _numbers FROM plain;
+    IF coalesce(cardinality(_numbers), 0) < cardinality(_jobs) THEN
+        SELECT "anarchon".read(_ns, NULL, array_agg(job), array_agg(slot), array_agg(token), NULL,
+                false)
+            INTO _rest
+            FROM unnest(_jobs, _slots, _tokens) WITH ORDINALITY c (job, slot, token, number)
+            WHERE _numbers IS NULL OR number <> ALL (_numbers);
+    END IF;
+    RETURN json_build_object('now_us', _now_us, 'numbers', _numbers, 'done', _done, 'rest', _rest,
+        'fences', "anarchon".fences(_ns, _jobs));
+END $$;
+
+CREATE FUNCTION "anarchon".beat(
+    _ns text, _incarnation text, _instance_id text, _lease_ms int8, _record text, _leaving boolean,
+    _jobs text[], _slots int8[], _tokens text[], _incarnations text[], _leases int8[],
+    _started int8[], _plain boolean[],
+    _look_jobs text[], _look_slots int8[], _sweep_jobs text[], _sweep_ids text[], _limit int8
+) RETURNS json LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _now_us int8;
+    _now int8;
+    _renewed json;
+    _numbers int8[];
+    _rest json;
+    _known boolean;
+BEGIN
+    PERFORM FROM (SELECT job, slot FROM unnest(_jobs, _slots) k (job, slot)
+            GROUP BY job, slot ORDER BY job COLLATE "C", slot) want
+        CROSS JOIN LATERAL (
+            SELECT FROM "anarchon".run WHERE namespace = _ns AND job = want.job
+            AND slot = want.slot FOR UPDATE) lock;
+    _now_us := "anarchon".now_us();
+    _now := _now_us / 1000;
+    WITH plain AS MATERIALIZED (
+        SELECT r.*, c.number, c.lease, CASE WHEN r.started_at IS NULL THEN c.started END AS starts,
+            r.lease_until - _now > c.lease AND r.lease_until - _now
+                <= r.lease_length_ms + r.lease_length_ms / 6 AS longer
+        FROM unnest(_jobs, _slots, _tokens, _incarnations, _leases, _started, _plain)
+            WITH ORDINALITY c (job, slot, token, incarnation, lease, started, plain, number)
+            CROSS JOIN LATERAL (
+                SELECT * FROM "anarchon".run r
+                WHERE r.namespace = _ns AND r.job = c.job AND r.slot = c.slot OFFSET 0) r
+        WHERE c.plain AND r.token = c.token AND r.incarnation = c.incarnation AND NOT r.final
+            AND r.freed = '' AND r.cancel IS NULL
+    ), renewed AS (
+        INSERT INTO "anarchon".run (namespace, job, slot, version, final, trigger, state, reason, lease_until, lease_length_ms, freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms, blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation, cause, attempt_state, attempt_reason, claimed_at, started_at, attempt_ended_at, failure, result)
+        SELECT namespace, job, slot, version + 1, false, trigger,
+            CASE WHEN starts IS NULL THEN attempt_state ELSE 'running' END, reason,
+            CASE WHEN longer THEN lease_until ELSE _now + lease END,
+            CASE WHEN longer THEN lease_length_ms ELSE lease END,
+            freed, lost, failed, max_attempts, window_ms, cancel, cancelled_at, cancel_grace_ms,
+            blocking_slot, slots_covered, ended_at, attempt, token, fence, instance_id, incarnation,
+            cause, CASE WHEN starts IS NULL THEN attempt_state ELSE 'running' END, attempt_reason,
+            claimed_at, CASE WHEN starts IS NULL THEN started_at ELSE greatest(starts, slot) END,
+            attempt_ended_at, failure, result
+        FROM plain
+        ON CONFLICT (namespace, job, slot) DO UPDATE SET (version, state, lease_until,
+            lease_length_ms, attempt_state, started_at) = ROW (excluded.version, excluded.state,
+            excluded.lease_until, excluded.lease_length_ms, excluded.attempt_state,
+            excluded.started_at)
+        RETURNING run.*
+    )
+    SELECT (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at)) FROM renewed hit), array_agg(number)
+        INTO _renewed, _numbers FROM plain;
+    IF coalesce(cardinality(_numbers), 0) < cardinality(_jobs) THEN
+        SELECT "anarchon".read(_ns, NULL, array_agg(job), array_agg(slot), NULL, NULL, false)
+            INTO _rest FROM unnest(_jobs, _slots) WITH ORDINALITY c (job, slot, number)
+            WHERE _numbers IS NULL OR number <> ALL (_numbers);
+    END IF;
+    SELECT registered INTO _known FROM "anarchon".instance
+        WHERE namespace = _ns AND incarnation = _incarnation;
+    IF _leaving THEN
+        PERFORM "anarchon".forget(_ns, _incarnation, _now);
+    ELSE
+        INSERT INTO "anarchon".instance
+            VALUES (_ns, _incarnation, _instance_id, false, _now, _lease_ms, _record)
+            ON CONFLICT (namespace, incarnation) DO UPDATE SET (instance_id, seen_at, lease_ms,
+                record) = ROW (excluded.instance_id, excluded.seen_at, excluded.lease_ms,
+                excluded.record);
+    END IF;
+    RETURN (SELECT json_build_object(
+        'now_us', _now_us, 'numbers', _numbers, 'renewed', _renewed, 'rest', _rest,
+        'known', coalesce(_known, false),
+        'twins', (SELECT json_agg(incarnation) FROM "anarchon".instance WHERE namespace = _ns
+            AND instance_id = _instance_id AND incarnation <> _incarnation
+            AND _now - seen_at <= lease_ms),
+        'looks', (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at, hit.failure, hit.result)) FROM unnest(_look_jobs, _look_slots) want (job, slot)
+            CROSS JOIN LATERAL (SELECT * FROM "anarchon".run WHERE namespace = _ns
+                AND job = want.job AND slot = want.slot OFFSET 0) hit),
+        'unfinished', (SELECT json_agg(json_build_array(hit.job, hit.slot, hit.version, hit.final, hit.trigger, hit.state, hit.reason, hit.lease_until, hit.lease_length_ms, hit.freed, hit.lost, hit.failed, hit.max_attempts, hit.window_ms, hit.cancel, hit.cancelled_at, hit.cancel_grace_ms, hit.blocking_slot, hit.slots_covered, hit.ended_at, hit.attempt, hit.token, hit.fence, hit.instance_id, hit.incarnation, hit.cause, hit.attempt_state, hit.attempt_reason, hit.claimed_at, hit.started_at, hit.attempt_ended_at, hit.failure, hit.result)) FROM (
+            SELECT * FROM "anarchon".run WHERE namespace = _ns AND NOT final
+                AND (job IN (SELECT unnest(_sweep_jobs) COLLATE "C")) IS TRUE
+            ORDER BY NOT (freed <> '' OR lease_until <= _now OR lease_until - _now
+                > lease_length_ms + lease_length_ms / 6), slot, job
+            LIMIT _limit) hit),
+        'settled', (SELECT json_agg(settled ORDER BY number)
+            FROM unnest(_sweep_jobs, _sweep_ids) WITH ORDINALITY want (job, id, number)
+            LEFT JOIN LATERAL (SELECT settled FROM "anarchon".schedule WHERE namespace = _ns
+                AND job = want.job AND schedule_id = want.id OFFSET 0) s ON true),
+        'swept', (SELECT json_agg(fence ORDER BY number)
+            FROM unnest(_sweep_jobs) WITH ORDINALITY want (job, number)
+            LEFT JOIN LATERAL (SELECT fence FROM "anarchon".job WHERE namespace = _ns
+                AND job = want.job OFFSET 0) j ON true),
+        'fences', "anarchon".fences(_ns, _jobs || _look_jobs)
+    ));
+END $$;
+
+CREATE FUNCTION "anarchon".register_read(_ns text, _incarnation text, _jobs text[]) RETURNS json
+LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _rows json;
+    _now int8;
+BEGIN
+    INSERT INTO "anarchon".job (namespace, job)
+        SELECT _ns, each FROM unnest(_jobs) each GROUP BY each ORDER BY each COLLATE "C"
+        ON CONFLICT DO NOTHING;
+    _rows := "anarchon".read(_ns, _jobs, NULL, NULL, NULL, NULL, true);
+    _now := (_rows ->> 'now_us')::int8 / 1000;
+    RETURN json_build_object('rows', _rows, 'held', (
+        SELECT json_agg(hit) FROM (SELECT DISTINCT each FROM unnest(_jobs) each) want
+            CROSS JOIN LATERAL (
+                SELECT h.incarnation, h.job, h.definition_id, h.schedule_id,
+                    CASE WHEN h.incarnation = _incarnation THEN (
+                        SELECT window_ms FROM "anarchon".definition d WHERE d.namespace = _ns
+                            AND d.job = h.job AND d.definition_id = h.definition_id) END AS window_ms
+                FROM "anarchon".hold h WHERE h.namespace = _ns AND h.job = want.each
+                    AND EXISTS (SELECT FROM "anarchon".instance i WHERE i.namespace = _ns
+                        AND i.incarnation = h.incarnation AND _now - i.seen_at <= i.lease_ms)
+                OFFSET 0) hit));
+END $$;
+
+CREATE FUNCTION "anarchon".register_write(
+    _ns text, _now int8, _incarnation text, _instance_id text, _lease_ms int8, _record text,
+    _held_jobs text[], _held_ids text[], _jobs json, _schedules json, _definitions json
+) RETURNS void LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    PERFORM "anarchon".let_go(_ns, _incarnation, _now, _held_jobs, _held_ids);
+    INSERT INTO "anarchon".instance
+        VALUES (_ns, _incarnation, _instance_id, true, _now, _lease_ms, _record)
+        ON CONFLICT (namespace, incarnation) DO UPDATE SET (instance_id, registered, seen_at,
+            lease_ms, record) = ROW (excluded.instance_id, true, excluded.seen_at,
+            excluded.lease_ms, excluded.record);
+    INSERT INTO "anarchon".definition
+        SELECT _ns, job, definition_id, schedule_id, window_ms, _now, spec
+        FROM json_populate_recordset(NULL::"anarchon".definition, _definitions)
+        ORDER BY job COLLATE "C", definition_id COLLATE "C"
+        ON CONFLICT (namespace, job, definition_id)
+            DO UPDATE SET (window_ms, held_at) = ROW (excluded.window_ms, excluded.held_at)
+            WHERE definition.window_ms <> excluded.window_ms;
+    INSERT INTO "anarchon".hold
+        SELECT _ns, job, _incarnation, definition_id, schedule_id
+        FROM json_populate_recordset(NULL::"anarchon".definition, _definitions)
+        ON CONFLICT DO NOTHING;
+    PERFORM "anarchon".write(_ns, _jobs, _schedules, '[]', '[]', '');
+END $$;
+
+CREATE FUNCTION "anarchon".prune_read(_ns text, _after text, _limit int8) RETURNS json
+LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _now int8 := "anarchon".now_us() / 1000;
+    _names text[];
+BEGIN
+    PERFORM "anarchon".forget(_ns, incarnation, seen_at) FROM (
+        SELECT incarnation, seen_at FROM "anarchon".instance
+        WHERE namespace = _ns AND _now - seen_at > lease_ms + 86400000
+        ORDER BY incarnation FOR UPDATE SKIP LOCKED) gone;
+    _names := ARRAY(SELECT job FROM "anarchon".job
+        WHERE namespace = _ns AND job > _after AND definition_id <> '' ORDER BY job LIMIT _limit);
+    RETURN json_build_object(
+        'names', _names,
+        'rows', "anarchon".read(_ns, _names, NULL, NULL, NULL, NULL, false),
+        'definitions', (SELECT json_agg(hit) FROM unnest(_names) want (name) CROSS JOIN LATERAL (
+            SELECT job, definition_id, schedule_id, window_ms, held_at FROM "anarchon".definition
+            WHERE namespace = _ns AND job = want.name OFFSET 0) hit),
+        'held', (SELECT json_agg(hit) FROM unnest(_names) want (name) CROSS JOIN LATERAL (
+            SELECT h.job, h.definition_id, _now - i.seen_at <= i.lease_ms AS live
+            FROM "anarchon".hold h CROSS JOIN LATERAL (
+                SELECT seen_at, lease_ms FROM "anarchon".instance
+                WHERE namespace = _ns AND incarnation = h.incarnation OFFSET 0) i
+            WHERE h.namespace = _ns AND h.job = want.name OFFSET 0) hit));
+END $$;
+
+CREATE FUNCTION "anarchon".prune_write(
+    _ns text, _jobs text[], _versions int8[], _bounds int8[], _oldest int8[], _unused boolean[],
+    _currents json, _gone json, _most int8, _room int8
+) RETURNS json LANGUAGE plpgsql 
+    SET lock_timeout = '1s' SET enable_seqscan = off SET enable_hashjoin = off
+    SET enable_mergejoin = off SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    _each record;
+    _beyond int8;
+    _slots int8[];
+    _deleted int8 := 0;
+    _seen int8 := 0;
+    _definitions text[];
+BEGIN
+    FOR _each IN SELECT * FROM unnest(_jobs, _versions, _bounds, _oldest, _unused)
+            c (job, version, bound, oldest, unused) LOOP
+        EXIT WHEN _deleted = _room;
+        _seen := _seen + 1;
+        _definitions := ARRAY(SELECT json_array_elements_text(_gone -> _each.job));
+        _beyond := coalesce((SELECT slot FROM "anarchon".run
+            WHERE namespace = _ns AND job = _each.job ORDER BY slot DESC
+            LIMIT 1 OFFSET _most), -1);
+        _slots := ARRAY(SELECT slot FROM "anarchon".run
+            WHERE namespace = _ns AND job = _each.job
+                AND slot <= least(_each.bound, greatest(_beyond, _each.oldest - 1)) AND final
+                AND (slot <= _beyond OR greatest(slot, coalesce(ended_at, 0)) < _each.oldest)
+            ORDER BY slot LIMIT _room - _deleted);
+        CONTINUE WHEN _slots = '{}' AND _definitions = '{}';
+        PERFORM FROM "anarchon".job WHERE namespace = _ns AND job = _each.job
+            AND version = _each.version FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        UPDATE "anarchon".job SET version = version + 1,
+            floor = greatest(floor, (SELECT max(slot) FROM unnest(_slots) slot))
+            WHERE namespace = _ns AND job = _each.job;
+        DELETE FROM "anarchon".attempt
+            WHERE namespace = _ns AND job = _each.job AND slot = ANY (_slots);
+        DELETE FROM "anarchon".run
+            WHERE namespace = _ns AND job = _each.job AND slot = ANY (_slots);
+        _deleted := _deleted + cardinality(_slots);
+        IF _each.unused THEN
+            CONTINUE WHEN EXISTS (
+                SELECT FROM "anarchon".run WHERE namespace = _ns AND job = _each.job);
+            UPDATE "anarchon".job SET definition_id = '', schedule_id = '', definition_at = 0
+                WHERE namespace = _ns AND job = _each.job;
+        ELSE
+            UPDATE "anarchon".job SET definition_id = _currents -> _each.job ->> 0,
+                schedule_id = _currents -> _each.job ->> 1
+                WHERE namespace = _ns AND job = _each.job;
+        END IF;
+        DELETE FROM "anarchon".definition
+            WHERE namespace = _ns AND job = _each.job AND definition_id = ANY (_definitions);
+        DELETE FROM "anarchon".schedule s WHERE namespace = _ns AND job = _each.job
+            AND NOT EXISTS (SELECT FROM "anarchon".definition d WHERE d.namespace = _ns
+                AND d.job = _each.job AND d.schedule_id = s.schedule_id);
+    END LOOP;
+    RETURN json_build_object('deleted', _deleted, 'seen', _seen);
+END $$;
