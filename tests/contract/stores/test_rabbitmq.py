@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,8 +75,8 @@ def start() -> Iterator[Callable[..., rabbitmq.Broker]]:
     """Starts brokers of the test's own, and stops them after it."""
     brokers: list[rabbitmq.Broker] = []
 
-    def started(kind: str, *settings: str) -> rabbitmq.Broker:
-        broker = rabbitmq.private(kind, *settings)
+    def started(kind: str, *settings: str, **given: Any) -> rabbitmq.Broker:
+        broker = replace(rabbitmq.private(kind, *settings), **given)
         brokers.append(broker)
         return broker.start()
 
@@ -529,6 +530,112 @@ async def test_claims_go_on_while_the_broker_lets_nobody_publish(
             await node.win(SLOT + n * PERIOD)
             assert (await other.claim(SLOT + n * PERIOD)).outcome == "lost"
         await node.beat()
+
+
+# Clusters
+
+
+@asynccontextmanager
+async def cluster_of_three(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> AsyncIterator[list[rabbitmq.Broker]]:
+    first = await asyncio.to_thread(start, kind)
+    others = await asyncio.gather(*(asyncio.to_thread(start, kind, beside=first) for _ in range(2)))
+    for each in others:
+        await asyncio.to_thread(each.join)
+    yield [first, *others]
+
+
+def url_of(*brokers: rabbitmq.Broker) -> str:
+    hosts = ",".join(f"127.0.0.1:{broker.port}" for broker in brokers)
+    return f"amqp://guest:guest@{hosts}/{rabbitmq.VHOST}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["rabbitmq", "rabbitmq-new"])
+async def test_s10_a_cluster_that_loses_nodes_gives_no_slot_twice(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    """Of three nodes one dies, then another, and one comes back; the claims are quorum queues."""
+    async with cluster_of_three(kind, start) as brokers:
+        first, second, third = brokers
+        kept = await claimed_on_a_node_that_dies(first, third)
+        won: list[int] = []
+        asked = 0
+        async with cluster_on("") as cluster:
+            nodes = []
+            for way in ((first, second), (second, first), (first, third)):
+                cluster.database = Database(f"{url_of(*way)}?queue_type=quorum#")
+                nodes.append(await cluster.node(op_timeout_ms=1_000))
+            cluster.advance_to(T0 + 10_000 * PERIOD)
+            stop = asyncio.Event()
+
+            async def work(node: Node) -> None:
+                nonlocal asked
+                for n in range(1, 10_000):
+                    slot = T0 + n * PERIOD
+                    claim = node.wish(slot, **ANY_TIME)
+                    asked = max(asked, n)
+                    if await answer_of(node, claim) is ClaimOutcome.WON:
+                        won.append(slot)
+                    if stop.is_set() and n >= asked:
+                        return
+
+            working = [asyncio.create_task(work(node)) for node in nodes]
+            await until(lambda: len(won) > 20)
+            third.kill()
+            seen = len(won)
+            await until(lambda: len(won) > seen + 20)  # with two of three it goes on
+            second.kill()
+            await until_no_quorum(nodes[0])
+            await asyncio.to_thread(second.start)
+            seen = len(won)
+            await until(lambda: len(won) > seen + 20)
+            stop.set()
+            await asyncio.gather(*working)
+        assert sorted(won) == list(range(T0 + PERIOD, T0 + (len(won) + 1) * PERIOD, PERIOD))
+        await asyncio.to_thread(third.start)
+        async with cluster_on(f"{url_of(first)}#{kept}") as cluster:
+            late = await cluster.node()
+            cluster.advance_to(SLOT)
+            assert await answer_of(late, late.wish(SLOT)) is ClaimOutcome.LOST
+
+
+async def claimed_on_a_node_that_dies(first: rabbitmq.Broker, other: rabbitmq.Broker) -> str:
+    """A classic queue is on one node: while that is down, nobody knows who won. Its namespace."""
+    prefix = "classic."
+    async with cluster_on(f"{url_of(other)}#{prefix}") as cluster:
+        winner = await cluster.node()
+        cluster.database = Database(f"{url_of(first)}#{prefix}")
+        rival = await cluster.node()
+        await mute(winner)
+        cluster.advance_to(SLOT)
+        await winner.win(SLOT)
+        assert (await rival.claim(SLOT)).outcome == "lost"
+        other.kill()
+        with pytest.raises(OutcomeUnknown, match="down"):
+            await losing_on(rival)
+        await asyncio.to_thread(other.start)
+        assert await answer_of(rival, rival.wish(SLOT)) is ClaimOutcome.LOST
+    return prefix
+
+
+async def losing_on(node: Node) -> None:
+    """Asks until there is an error, as there is once a node's death is noticed."""
+    while True:
+        assert (await node.claim(SLOT)).outcome == "lost"
+
+
+async def until_no_quorum(node: Node) -> None:
+    """Waits for a claim without an answer, which comes in time."""
+    for slot in range(node.cluster.now - 1_000, node.cluster.now):
+        try:
+            async with asyncio.timeout(5):
+                answer = await node.claim(slot, **ANY_TIME)
+        except StoreError:
+            return
+        assert answer.outcome in ("won", "unknown")
+    raise AssertionError("one of three nodes goes on by itself")
 
 
 # What others say
