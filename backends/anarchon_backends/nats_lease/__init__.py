@@ -323,7 +323,9 @@ class NatsLeaseStore:
             for name in names[:_PRUNE_JOBS]:
                 if gone == policy.batch or call.left_s() < half_s:
                     break
-                gone += await self._pruner.prune_job(name, roll, policy, policy.batch - gone, call)
+                with suppress(Unreadable):  # what somebody spoilt keeps no other from being pruned
+                    room = policy.batch - gone
+                    gone += await self._pruner.prune_job(name, roll, policy, room, call)
                 self._pruned_to = name
             else:
                 if len(names) <= _PRUNE_JOBS:
