@@ -243,6 +243,24 @@ class UnableFrom(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedFrom(Event):
+    """From now on a client of this instance could be handed runs of the job, whether or not it has
+    room and the store can be reached.
+    """
+
+    instance: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedUntil(Event):
+    """From now on none could."""
+
+    instance: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note(Event):
     """A fault, or anything else that helps a reader."""
 
@@ -275,6 +293,8 @@ _KINDS: dict[str, type[Event]] = {
         InstanceDied,
         AbleFrom,
         UnableFrom,
+        ServedFrom,
+        ServedUntil,
         Note,
         HistoryEnded,
     )

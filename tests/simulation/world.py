@@ -21,7 +21,7 @@ from tests.checker.events import (
 )
 from tests.simulation.host import SETTLES_MS, Host
 from tests.simulation.plan import Plan, SimJob, Work
-from tests.simulation.storage import LATE_MAX, Storage, Stretch
+from tests.simulation.storage import Storage, Stretch
 from tests.simulation.timeline import SimClock, Timeline
 
 SLOTS_MOST = 20_000
@@ -158,7 +158,7 @@ class World:
                     clock_learned_ms=(limits.CLOCK_SAMPLES + 1) * heartbeat * 11 // 10,
                     timeout_ms=job.spec.timeout_ms or 0,
                     leases=plan.leases,
-                    late_ms=0 if plan.kept_ms is None else LATE_MAX + slack,
+                    late_ms=0 if plan.kept_ms is None else plan.late_max_ms + slack,
                 )
             )
         return known
