@@ -561,8 +561,9 @@ async def test_a_start_on_a_cluster_finds_three_replicas_and_who_is_away(
     verified, doubts = await report_of(three.url)
     assert "the stream an-claims is kept in files on 3 servers" in verified
     assert "what is on its disk" not in doubts
-    three.nodes[0].kill()
-    while "servers that keep the stream an-claims are away: n1" not in doubts:
+    leader = three.leader_of("an-claims")
+    leader.kill()
+    while f"servers that keep the stream an-claims are away: {leader.name}" not in doubts:
         try:
             _, doubts = await report_of(three.url)
         except StoreUnavailable:
