@@ -53,15 +53,31 @@ async def look(
             unverified=True,
         )
         return ([_KHEPRI_HOLDS] if khepri else []), [doubt]
-    verified, doubts = _of_policies(policies, address, namespace)
-    khepri = khepri or any(
-        flag.get("name") == "khepri_db" and flag.get("state") == "enabled" for flag in flags
+    by_policies, by_nodes = (
+        _of_policies(policies, address, namespace),
+        of_nodes(nodes, flags, address, khepri=khepri),
     )
-    if khepri:
+    return by_policies[0] + by_nodes[0], by_policies[1] + by_nodes[1]
+
+
+def of_nodes(
+    nodes: Sequence[Mapping[str, Any]],
+    flags: Sequence[Mapping[str, Any]],
+    address: Address,
+    *,
+    khepri: bool,
+) -> tuple[list[str], list[Doubt]]:
+    """What a broker of these nodes does in a partition, and where one of them dies.
+
+    `khepri`: it has nothing else to keep declarations in.
+    """
+    verified: list[str] = []
+    doubts: list[Doubt] = []
+    if khepri or any(f.get("name") == "khepri_db" and f.get("state") == "enabled" for f in flags):
         verified.append(_KHEPRI_HOLDS)
     elif len(nodes) <= 1:
         verified.append("the broker is one node: it has no partitions")
-    if len(nodes) > 1 and not khepri:
+    else:
         doubts.append(
             Doubt(
                 f"the broker's {len(nodes)} nodes keep declarations in Mnesia: in a partition both "

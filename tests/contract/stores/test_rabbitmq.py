@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from anarchon_backends.rabbitmq import RabbitmqStore
+from anarchon_backends.rabbitmq import RabbitmqStore, _management
 from anarchon_backends.rabbitmq._address import Address, address_of
 from anarchon_backends.rabbitmq._claims import (
     Claims,
@@ -120,8 +120,9 @@ def port_of(url: str) -> int:
 
 async def until(true: Callable[[], bool]) -> None:
     """Waits for what a broker or a task gives no other signal of."""
-    while not true():  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(90):
+        while not true():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.005)
 
 
 async def answer_of(node: Node, claim: Claim) -> ClaimOutcome:
@@ -574,7 +575,7 @@ async def test_s10_a_cluster_that_loses_nodes_gives_no_slot_twice(
                 nonlocal asked
                 for n in range(1, 10_000):
                     slot = T0 + n * PERIOD
-                    claim = node.wish(slot, **ANY_TIME)
+                    claim = node.wish(slot, start_deadline_ms=10 * DAY)
                     asked = max(asked, n)
                     if await answer_of(node, claim) is ClaimOutcome.WON:
                         won.append(slot)
@@ -895,6 +896,86 @@ def test_a_url_says_where_and_how() -> None:
         False,
         False,
     )
+
+
+# What operators alone are told
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["rabbitmq", "rabbitmq-new"])
+async def test_the_management_api_is_asked_for_policies_and_nodes(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    (port,) = rabbitmq.free_ports(1)
+    broker = await asyncio.to_thread(
+        start,
+        kind,
+        "management.tcp.ip = 127.0.0.1",
+        f"management.tcp.port = {port}",
+        plugins=("rabbitmq_management",),
+    )
+    await until(lambda: rabbitmq.is_listening(port))
+    base = broker.url
+    broker.ctl("add_user", "seer", "seer")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "seer", "^an[.]", "^an[.]", "^an[.]")
+    url = f"{base.replace('guest:guest', 'seer:seer')}?management=http://127.0.0.1:{port}"
+
+    _, doubts = await report_of(url)
+    assert "did not answer as it should (HTTP 401)" in doubts
+    broker.ctl("set_user_tags", "seer", "monitoring")
+    verified, doubts = await report_of(url)
+    assert doubts == "", "nothing is left in doubt"
+    assert "no policy makes the broker forget claims" in verified
+    assert ("kept by Khepri" if kind == "rabbitmq-new" else "is one node") in verified
+
+    policy = ("set_policy", "-p", rabbitmq.VHOST, "--apply-to", "queues", "short")
+    broker.ctl(*policy, "^an[.]", '{"expires": 300}')
+    with pytest.raises(StoreRefused, match=r"policy 'short'.*after 300 ms, and slots would run twi"):
+        await report_of(url)
+    async with cluster_on(f"{base}#") as cluster:  # which is what it is refused for
+        first, second = await cluster.nodes_of(2)
+        await mute(first)
+        cluster.advance_to(SLOT)
+        await first.win(SLOT)
+        while (await second.claim(SLOT)).outcome != "won":
+            pass
+    broker.ctl(*policy, "^an[.]default[.]other", '{"expires": 300}')
+    _, doubts = await report_of(url)
+    assert "the policy 'short' has queues deleted after 300 ms" in doubts
+    broker.ctl(*policy, r"^an\p{P}", '{"expires": 300}')
+    with pytest.raises(StoreRefused, match="policy 'short'"):
+        await report_of(url)
+    broker.ctl(*policy, "^an[.]", '{"expires": 3600000}')
+    operators = ("set_operator_policy", *policy[1:], "^an[.]", '{"expires": 1000}')
+    assert (await report_of(url))[1] == ""
+    broker.ctl(*operators)
+    with pytest.raises(StoreRefused, match=r"policy 'short'.*after 1000 ms"):
+        await report_of(url)
+
+
+def test_what_a_cluster_leaves_in_doubt() -> None:
+    nodes: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    classic = address_of("amqp://h/v?management=http://h:15672")
+    quorum = replace(classic, queue_type="quorum")
+    on, off = ({"name": "khepri_db", "state": state} for state in ("enabled", "disabled"))
+    in_mnesia, on_one_node = _management.of_nodes(nodes, [off], classic, khepri=False)[1]
+    assert "both sides may give a slot a winner" in in_mnesia
+    assert "pause_minority" in in_mnesia.fix
+    assert "a classic queue is on one of them" in on_one_node
+    assert "queue_type=quorum" in on_one_node.fix
+    verified, doubts = _management.of_nodes(nodes, [on], quorum, khepri=False)
+    assert (len(verified), doubts) == (1, [])
+    assert _management.of_nodes(nodes, [], quorum, khepri=True)[1] == []
+
+
+async def test_a_management_api_that_is_not_there_is_a_doubt(kind: str) -> None:
+    (port,) = rabbitmq.free_ports(1)
+    url = f"{rabbitmq.session_url(kind)}?management=http://127.0.0.1:{port}"
+    _, doubts = await report_of(url)
+    assert "did not answer as it should" in doubts
+    _, doubts = await report_of(rabbitmq.session_url(kind))
+    assert "could not be looked for" in doubts
+    assert ("partitions" in doubts) == (kind != "rabbitmq-new")
 
 
 # TLS
