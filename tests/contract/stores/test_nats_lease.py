@@ -1029,6 +1029,30 @@ async def test_s28_a_definition_registered_anew_while_it_is_pruned_keeps_its_spe
     assert view.spec == old.spec
 
 
+async def test_s28_a_definition_held_anew_while_it_is_about_to_be_dropped_stays(
+    cluster: Cluster,
+) -> None:
+    """Whoever prunes has read who holds what before, and reads the job after it was registered."""
+    first, second = await cluster.nodes_of(2)
+    await second.register(definition("stays"))
+    old = definition(labels=(("v", "old"),))
+    await first.register(old)
+    await first.register(definition())
+    cluster.advance(2 * DAY)
+    await first.beat()
+    members = store_of(second)._members
+    roll = members.roll
+
+    async def roll_and_then(call: Any) -> Any:
+        seen = await roll(call)
+        await first.register(old)
+        return seen
+
+    members.roll = roll_and_then  # type: ignore[method-assign]
+    await second.prune(history_ms=DAY)
+    assert old.definition_id in (await truth(second))["definitions"]
+
+
 async def test_s28_a_job_that_is_forgotten_leaves_its_floor_and_fence_alone(
     cluster: Cluster,
 ) -> None:
