@@ -1,6 +1,6 @@
 """Streams, made on first use and looked at whenever a store is opened; and the servers themselves.
 
-Imports the address, JetStream, the time, the port, the errors and the standard library.
+Imports the address, JetStream, the monitoring, the time, the port, the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from anarchon_backends.nats.address import Address
 from anarchon_backends.nats.connection import AccessDenied, Connection, NobodyThereError
 from anarchon_backends.nats.jetstream import NO_STREAM, JetStream, JetStreamError
+from anarchon_backends.nats.monitoring import check_disk
 from anarchon_backends.nats.time import microseconds
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 from anarchon_server.core.store import Doubt
@@ -122,14 +123,9 @@ async def _prepared(
                 "with -js and give the account jetstream: enabled"
             ) from None
         raise
-    found.doubts.append(
-        Doubt(
-            "the servers' sync_interval is not shown to clients: by default they write to disk every "
-            "2 minutes, and a power cut of a majority of them loses claims",
-            "set jetstream { sync_interval: always } in the servers' configuration",
-            unverified=True,
-        )
-    )
+    verified, doubts = await check_disk(address)
+    found.verified += verified
+    found.doubts += doubts
     return found
 
 

@@ -639,12 +639,28 @@ async def test_servers_without_jetstream_are_refused(start: Callable[..., nats.S
 
 
 async def test_a_domain_of_jetstream_is_named_by_the_url(start: Callable[..., nats.Server]) -> None:
-    server = nats.private()
-    server.jetstream_domain = "hub"
-    try:
-        await report_of(f"{server.start().url}?domain=hub")
-    finally:
-        server.stop()
+    server = start(jetstream_options="domain: hub")
+    await report_of(f"{server.url}?domain=hub")
+
+
+async def test_when_servers_write_to_disk_is_read_from_their_monitoring(
+    start: Callable[..., nats.Server],
+) -> None:
+    always = start(jetstream_options="sync_interval: always")
+    monitor = f"http://127.0.0.1:{always.monitor_port}"
+    verified, doubts = await report_of(f"{always.url}?monitor={monitor}")
+    assert f"the server at {monitor} has on disk what it acknowledges" in verified
+    assert "sync_interval" not in doubts
+    assert "to disk" not in doubts
+    second = start(jetstream_options="sync_interval: 90s")
+    monitor = f"http://127.0.0.1:{second.monitor_port}"
+    _, doubts = await report_of(f"{second.url}?monitor={monitor}/")
+    assert f"the server at {monitor} writes to disk every 90 s" in doubts
+    nobody = f"http://127.0.0.1:{nats.free_ports(1)[0]}"
+    _, doubts = await report_of(f"{second.url}?monitor={nobody}")
+    assert f"the monitoring at {nobody} does not say when" in doubts
+    _, doubts = await report_of(f"{second.url},127.0.0.1:1?monitor={monitor}")
+    assert "sync_interval is not shown to clients" in doubts, "one of two has not been asked"
 
 
 async def test_more_replicas_than_there_are_servers_are_refused() -> None:
