@@ -21,6 +21,8 @@ from tests.checker.events import (
     JobKnown,
     ResultReceipt,
     RunSaved,
+    ServedFrom,
+    ServedUntil,
     SlotDue,
     UnableFrom,
 )
@@ -59,7 +61,7 @@ def _concerns(event: Event, violation: Violation, tokens: set[str]) -> bool:
             return event.token in tokens
         case SlotDue():
             return (event.job, event.slot) == _key(violation)
-        case JobKnown() | AbleFrom() | UnableFrom():
+        case JobKnown() | AbleFrom() | UnableFrom() | ServedFrom() | ServedUntil():
             return event.job == violation.job
         case _:
             return True

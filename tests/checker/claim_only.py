@@ -23,6 +23,8 @@ from tests.checker.history import History, Violation
 
 _GONE = frozenset({"lease_lost", "fenced"})
 """What a handler is told whose result does not count."""
+_GIVEN_UP = frozenset({"runner_lost", "not_accepted", "timeout"})
+"""As what a run has failed whose runner is gone, or does not stop."""
 
 
 def judge(history: History) -> Iterable[Violation]:
@@ -31,6 +33,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from missed_needlessly(history)
     yield from _not_told_in_time(history)
     yield from _left_unended(history)
+    yield from _given_back_needlessly(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
 
@@ -51,6 +54,9 @@ class _ClaimedOrder(Order):
         Order._same_attempt(self, run, before)
         if run.by == "claim":
             self._say("F8", run, (run.job, run.slot), "the repeat of a claim changed the run")
+        if run.by == "release" and (run.state != "failed" or run.reason not in _GIVEN_UP):
+            text = f"given up, and now {run.state} {run.reason}"
+            self._say("S24", run, (run.job, run.slot), text)
 
     def _skipped(self, run: RunSaved) -> None:
         self._say("S20", run, (run.job, run.slot), f"skipped as {run.reason}: nothing is planned")
@@ -104,3 +110,16 @@ def _left_unended(history: History) -> Iterable[Violation]:
         if since + late_ms + patience(job) < history.end_at:
             text = f"{last.state}, though nobody runs it since {since}"
             yield Violation("F14", history.end_at, *key, text)
+
+
+def _given_back_needlessly(history: History) -> Iterable[Violation]:
+    """I6, S11: what was won in time goes to a client, if one was there all the time."""
+    for key, states in history.saved.items():
+        first, last = states[0], states[-1]
+        if last.reason != "not_accepted" or last.token in history.handlers:
+            continue
+        # Later it may be given up, as nobody knew for so long that it was won (S10).
+        in_time = last.store_at <= last.slot + max(history.deadlines.get(key, [0]))
+        if in_time and history.served.spans(last.instance, last.job, first.at, last.at):
+            text = f"given back, though a client of {last.instance} was there for it"
+            yield Violation("S11", last.at, *key, text)

@@ -262,6 +262,24 @@ class JobResumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ServedFrom(Event):
+    """From now on a client of this instance could be handed runs of the job, whether or not it has
+    room and the store can be reached.
+    """
+
+    instance: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedUntil(Event):
+    """From now on none could."""
+
+    instance: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note(Event):
     """A fault, or anything else that helps a reader."""
 
@@ -296,6 +314,8 @@ _KINDS: dict[str, type[Event]] = {
         UnableFrom,
         JobPaused,
         JobResumed,
+        ServedFrom,
+        ServedUntil,
         Note,
         HistoryEnded,
     )

@@ -28,6 +28,8 @@ from tests.checker.events import (
     LeasesEnded,
     ResultReceipt,
     RunSaved,
+    ServedFrom,
+    ServedUntil,
     SlotDue,
     UnableFrom,
 )
@@ -83,7 +85,9 @@ class History:
         self.deadlines: dict[Key, list[int]] = defaultdict(list)
         for due in self.slots:
             self.deadlines[due.job, due.slot].append(due.deadline_ms)
-        self.able = Able(events, self.end_at)
+        kinds = (AbleFrom, UnableFrom)
+        self.able = Able((e for e in events if isinstance(e, kinds)), self.end_at)
+        self.served = Able((e for e in events if not isinstance(e, kinds)), self.end_at)
 
     def _take_in(self, event: Event) -> None:
         match event:
@@ -185,7 +189,7 @@ class History:
 
 
 class Able:
-    """When which instance could have run what."""
+    """When which instance could have run what (by schedule), or had a client for it."""
 
     def __init__(self, events: Iterable[Event], end_at: int) -> None:
         self._spans: dict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -194,14 +198,22 @@ class Able:
             match event:
                 case AbleFrom():
                     since.setdefault((event.instance, event.job, event.schedule_id), event.at)
+                case ServedFrom():
+                    since.setdefault((event.instance, event.job, ""), event.at)
                 case UnableFrom():
-                    key = (event.instance, event.job, event.schedule_id)
-                    if key in since:
-                        self._spans[key].append((since.pop(key), event.at))
+                    self._end((event.instance, event.job, event.schedule_id), since, event.at)
+                case ServedUntil():
+                    self._end((event.instance, event.job, ""), since, event.at)
                 case _:
                     pass
         for key, start in since.items():
             self._spans[key].append((start, end_at))
+
+    def _end(
+        self, key: tuple[str, str, str], since: dict[tuple[str, str, str], int], end: int
+    ) -> None:
+        if key in since:
+            self._spans[key].append((since.pop(key), end))
 
     def throughout(self, job: str, start: int, end: int, schedule_id: str = "") -> str | None:
         """An instance that was able from `start` to `end` without a break; None: none was."""

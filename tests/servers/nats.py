@@ -73,7 +73,7 @@ class Server:
 
     config: str = ""
     jetstream: bool = True
-    jetstream_domain: str = ""
+    jetstream_options: str = ""  # as in `domain: hub`
     name: str = "one"
     cluster_port: int = 0
     routes: tuple[int, ...] = ()
@@ -139,8 +139,8 @@ class Server:
             f"http: 127.0.0.1:{self.monitor_port}",
         ]
         if self.jetstream:
-            domain = f", domain: {self.jetstream_domain}" if self.jetstream_domain else ""
-            lines.append(f'jetstream {{ store_dir: "{self.directory}"{domain} }}')
+            options = f'store_dir: "{self.directory}"\n{self.jetstream_options}'
+            lines.append(f"jetstream {{ {options} }}")
         if self.cluster_port:
             routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self.routes)
             lines.append(
@@ -321,11 +321,13 @@ def _kept(made: Any) -> Any:
     return made
 
 
-def private(config: str = "", *, jetstream: bool = True, userinfo: str = "") -> Server:
+def private(
+    config: str = "", *, jetstream: bool = True, jetstream_options: str = "", userinfo: str = ""
+) -> Server:
     """A server of the test's own, not started; skips the test where none can be had."""
     with skipped_where_missing():
         executable()
-    return Server(config, jetstream=jetstream, userinfo=userinfo)
+    return Server(config, jetstream, jetstream_options, userinfo=userinfo)
 
 
 def fresh_url(strategy: str = "claim") -> str:

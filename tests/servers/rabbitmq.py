@@ -36,6 +36,7 @@ START_S = 50.0
 _CACHE = Path(__file__).parents[2] / ".cache/rabbitmq"
 _PLACES = {"rabbitmq": Path("/"), "rabbitmq4": _CACHE / "trixie", "rabbitmq-new": _CACHE / "sid"}
 _HELLO = b"AMQP\x00\x00\x09\x01"
+_LOOPBACK = "-kernel inet_dist_use_interface {127,0,0,1}"
 _PDEATHSIG = 1
 
 
@@ -77,11 +78,13 @@ class Broker:
     """A private broker of one node, with an Erlang port mapper of its own, on the loopback.
 
     `settings` are further lines of its `rabbitmq.conf`. Its user `guest` may do everything in the
-    virtual host `anarchon`.
+    virtual host `anarchon`. `beside` is another node, with which it can form a cluster.
     """
 
     kind: str = "rabbitmq"
     settings: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    beside: Broker | None = None
     directory: str = ""
     ports: list[int] = field(default_factory=lambda: free_ports(3))
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -95,15 +98,24 @@ class Broker:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/{VHOST}"
 
     @property
-    def log(self) -> Path:
-        return Path(self.directory) / "log"
+    def cookie(self) -> Path:
+        """What nodes of one cluster have in common."""
+        return Path(self.directory) / ".erlang.cookie"
+
+    @property
+    def node(self) -> str:
+        return f"anarchon-{self.ports[0]}@localhost"
 
     def start(self) -> Self:
         """Starts it, and waits until it greets a client."""
         scripts, erlang = programs(self.kind)
         self.directory = self.directory or mkdtemp(dir=_in_memory())
         self._configure()
-        self._run(str(erlang / "epmd"), "-address", "127.0.0.1", "-port", str(self.ports[1]))
+        if self.beside is None:
+            self._run(str(erlang / "epmd"), "-address", "127.0.0.1", "-port", str(self.ports[1]))
+        else:
+            self.ports[1] = self.beside.ports[1]
+            shutil.copy2(self.beside.cookie, self.cookie)
         self._run(str(scripts / "rabbitmq-server"))
         end = time.monotonic() + START_S
         while not self._greets():
@@ -124,7 +136,7 @@ class Broker:
             *self.settings,
         )
         Path(self.directory, "rabbitmq.conf").write_text("\n".join(lines) + "\n")
-        Path(self.directory, "plugins").write_text("[].\n")
+        Path(self.directory, "plugins").write_text(f"[{','.join(self.plugins)}].\n")
 
     def _run(self, *command: str) -> None:
         with Path(self.directory, "said").open("ab") as said:
@@ -147,13 +159,15 @@ class Broker:
             "HOME": self.directory,  # of the cookie
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self.ports[1]),
+            "RABBITMQ_CTL_ERL_ARGS": _LOOPBACK,
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": _LOOPBACK,
             "RABBITMQ_CONFIG_FILE": f"{self.directory}/rabbitmq.conf",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_DIST_PORT": str(self.ports[2]),
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{self.directory}/plugins",
             "RABBITMQ_LOG_BASE": self.directory,
             "RABBITMQ_MNESIA_BASE": f"{self.directory}/data",
-            "RABBITMQ_NODENAME": "anarchon@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_PID_FILE": f"{self.directory}/pid",
             "RUNNING_UNDER_SYSTEMD": "true",  # so that the script becomes the broker
         }
@@ -174,8 +188,16 @@ class Broker:
             command, env=self._environment(), check=True, capture_output=True, text=True
         ).stdout
 
+    def join(self) -> Self:
+        """Becomes a node of the cluster of the one that it was started beside."""
+        assert self.beside is not None
+        self.ctl("stop_app")
+        self.ctl("join_cluster", self.beside.node)
+        self.ctl("start_app")
+        return self
+
     def kill(self) -> None:
-        """Ends it at once, as `kill -9` does."""
+        """Ends it at once, as `kill -9` does. Nodes beside it do without a port mapper then."""
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

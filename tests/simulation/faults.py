@@ -106,7 +106,7 @@ def _weather(world: World, hosts: list[Host], weather: Weather, for_ms: int) -> 
         sidecar = host.sidecar
         if sidecar is None:
             continue
-        host.disturb(for_ms + world.plan.op_timeout_ms)
+        host.disturb(for_ms + world.plan.op_timeout_ms, store=True)
         sidecar.link.weather = weather
         world.timeline.after(for_ms, sidecar.link.clear_up)
 

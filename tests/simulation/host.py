@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from anarchon_server.core.limits import CLOCK_OFFSET_MAX
 from anarchon_server.core.model import JobSpec
-from tests.checker.events import AbleFrom, UnableFrom
+from tests.checker.events import AbleFrom, ServedFrom, ServedUntil, UnableFrom
 from tests.simulation.client import App
 from tests.simulation.sidecar import Sidecar
 from tests.simulation.timeline import SimClock
@@ -34,7 +34,9 @@ class Host:
         self.registered_specs: tuple[JobSpec, ...] = ()
         self._processes = 0
         self._undisturbed_from = 0
+        self._served_from = 0
         self._able: dict[str, str] = {}
+        self._served: frozenset[str] = frozenset()
         self._ghosts: list[tuple[int, App]] = []
         self._restart_sidecar_after: int | None = None
         self._restart_app_after: int | None = None
@@ -122,10 +124,14 @@ class Host:
 
     # ── What it could do ────────────────────────────────────────────────────────────────────────
 
-    def disturb(self, for_ms: int) -> None:
-        """Something goes wrong here for a while; nothing is expected until it has settled."""
+    def disturb(self, for_ms: int, *, store: bool = False) -> None:
+        """Something goes wrong here for a while; nothing is expected until it has settled. `store`:
+        only on the way to the store.
+        """
         end = self.world.timeline.now + for_ms + SETTLES_MS
         self._undisturbed_from = max(self._undisturbed_from, end)
+        if not store:
+            self._served_from = max(self._served_from, end)
         self.look()
         self.world.timeline.at(self._undisturbed_from, self.look)
 
@@ -141,6 +147,21 @@ class Host:
             if job not in self._able:
                 self._able[job] = schedule_id
                 record(AbleFrom(now, self.name, job, schedule_id))
+        served, before = self._served_now(), self._served
+        self._served = served
+        for job in sorted(before - served):
+            record(ServedUntil(now, self.name, job))
+        for job in sorted(served - before):
+            record(ServedFrom(now, self.name, job))
+
+    def _served_now(self) -> frozenset[str]:
+        sidecar, app = self.sidecar, self.app
+        if sidecar is None or app is None or not sidecar.up or sidecar.stopping:
+            return frozenset()
+        if self.world.timeline.now < self._served_from:
+            return frozenset()
+        able = (client for client in app.clients if client.able)
+        return frozenset(spec.name for client in able for spec in client.specs)
 
     def _able_now(self) -> dict[str, str]:
         sidecar, app = self.sidecar, self.app

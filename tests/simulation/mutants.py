@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from anarchon_server.core import engine, machine
+from anarchon_server.core import claim_only, engine, limits, machine
 from anarchon_server.core.claiming import Claiming, Sight
 from anarchon_server.core.context import Context
 from anarchon_server.core.holding import Hold, Holding
 from anarchon_server.core.jobs import Jobs
-from anarchon_server.core.lanes import Call, Lanes
+from anarchon_server.core.lanes import Call, Lane, Lanes
 from anarchon_server.core.lease import StoreTime
 from anarchon_server.core.messages import KeepAliveAnswer, StoreFailed
 from anarchon_server.core.model import Attempt, Run
@@ -31,6 +31,8 @@ from anarchon_server.core.store import (
     PlanAnswer,
     Release,
     Renewal,
+    TokenAnswer,
+    TokenOutcome,
 )
 from tests.simulation.client import SpecClient
 from tests.simulation.seeds import Focus
@@ -401,6 +403,113 @@ def steps_of_the_clock_go_unseen() -> AbstractContextManager[object]:
     return both()
 
 
+# ── On claim-only stores ────────────────────────────────────────────────────────────────────────
+
+
+def place_not_kept() -> AbstractContextManager[object]:
+    """S11: an unknown claim gives its place back, and is asked again without room."""
+
+    def left(self: Claiming, wish: Any) -> None:
+        self._context.sessions.leave(wish.token)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with (
+            patch.object(Claiming, "_leave_place", left),
+            patch.object(
+                Claiming, "_worth_sending_without_room", lambda self, wish: bool(wish.unknown)
+            ),
+        ):
+            yield
+
+    return both()
+
+
+def asked_again_for_ever() -> AbstractContextManager[object]:
+    """S10: an unknown claim is asked again also when the record of its winner may be gone."""
+    drop = Claiming._drop_the_hopeless
+
+    def patient(self: Claiming) -> None:
+        with patch.object(limits, "UNKNOWN_ASKED_FOR", limits.NEVER):
+            drop(self)
+
+    return patch.object(Claiming, "_drop_the_hopeless", patient)
+
+
+def given_back_but_once() -> AbstractContextManager[object]:
+    """S11: what a given-up claim wins after its release is nobody's."""
+    return patch.object(Holding, "_may_be_on_its_way", lambda self, pending: False)
+
+
+def result_dropped() -> AbstractContextManager[object]:
+    """S27: a result that the store did not take at once is taken for recorded."""
+    failed = engine.Engine._failed
+
+    def forgetful(self: engine.Engine, event: StoreFailed) -> None:
+        lane = self._context.lanes._calls[event.call_id].lane
+        failed(self, event)
+        for result in tuple(self._holding._results.values()) if lane is Lane.COMPLETE else ():
+            self._holding._recorded(result, TokenAnswer(TokenOutcome.RECORDED))
+
+    return patch.object(engine.Engine, "_failed", forgetful)
+
+
+def release_not_sent() -> AbstractContextManager[object]:
+    """S24, S25: nobody says that a run's runner is gone."""
+    return patch.object(Holding, "release", lambda self, *_: None)
+
+
+def claim_only_winner_is_a_stranger() -> AbstractContextManager[object]:
+    """S11: the store does not know its own winner."""
+    return patch.object(claim_only, "is_won", lambda claim, run: False)
+
+
+def any_claim_wins() -> AbstractContextManager[object]:
+    """S10: that a slot has been claimed is not looked at."""
+    judge = claim_only.judge_claim
+
+    def judged(
+        claim: Claim,
+        now: machine.Moment,
+        job: Any,
+        settled: int | None,
+        run: Run | None,
+        others: Any = (),
+    ) -> machine.ClaimVerdict:
+        ours = run if run is not None and run.token == claim.token else None
+        return judge(claim, now, job, settled, ours, others)
+
+    return patch.object(claim_only, "judge_claim", judged)
+
+
+def late_claims_win() -> AbstractContextManager[object]:
+    """S2: a claim is never too late."""
+    return patch.object(claim_only, "untimely", lambda claim, at, floor=-1: None)
+
+
+def fence_is_not_the_slots() -> AbstractContextManager[object]:
+    """S17: the fence is the slot in milliseconds."""
+    return patch.object(claim_only, "fence_of", lambda slot: slot)
+
+
+def released_runs_stay_open() -> AbstractContextManager[object]:
+    """S24: a release leaves the run to another attempt, which nobody makes."""
+    return patch.object(claim_only, "_ended", lambda verdict, now: verdict)
+
+
+def slots_let_go() -> AbstractContextManager[object]:
+    """S13: a slot is only claimed in the first moment."""
+    pump = Claiming.pump
+
+    def once(self: Claiming) -> None:
+        pump(self)
+        for key, wish in tuple(self._wishes.items()):
+            if not wish.in_call and not wish.unknown:
+                del self._wishes[key]
+
+    return patch.object(Claiming, "pump", once)
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A mistake, the rules that may tell of it, and where to look: on which plans, from which seed
@@ -415,8 +524,9 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What the mistake is called."""
-        return self.mistake.__name__
+        """What the mistake is called, and where it was made."""
+        where = "" if self.focus.leases else " on a claim-only store"
+        return self.mistake.__name__ + where
 
 
 BAD_NETWORK = ("bad_network", "store_away", "cut_off")
@@ -427,6 +537,10 @@ BUSY = (("duration_ms", (500, 3_000)), ("step_ms", (20, 100)))
 
 def _mutant(mistake: Mistake, rules: str, focus: Focus | None = None, first: int = 0) -> Mutant:
     return Mutant(mistake, frozenset(rules.split()), focus or Focus(), first)
+
+
+def _claim_only(*faults: str, **changes: Any) -> Focus:
+    return Focus(faults, leases=False, **changes)
 
 
 MUTANTS = (
@@ -522,4 +636,50 @@ MUTANTS = (
         Focus(("bad_network",), spec=(("lease_ms", 9_000),)),
         first=13,
     ),
+    _mutant(unknown_taken_for_lost, "F14", _claim_only("bad_network"), first=3),
+    _mutant(
+        place_not_kept,
+        "S11",
+        _claim_only("bad_network", plan=(("max_concurrency", 1), ("kept_ms", None)), work=BUSY),
+        first=20,
+    ),
+    _mutant(
+        given_back_but_once,
+        "F14",
+        _claim_only(
+            "bad_network",
+            "stop_app",
+            "kill_app",
+            plan=(
+                ("hosts", 1),
+                ("fault_count", 24),
+                ("op_timeout_ms", 500),
+                ("end_at", 80_000),
+                ("kept_ms", None),
+                ("watchable", True),
+            ),
+            spec=(("start_deadline_ms", 20_000),),
+            work=(("duration_ms", (10, 100)),),
+        ),
+        first=29,
+    ),
+    _mutant(result_dropped, "S17", _claim_only("bad_network", "store_away")),
+    _mutant(release_not_sent, "F14", _claim_only("kill_app")),
+    _mutant(claim_only_winner_is_a_stranger, "F14", _claim_only("bad_network")),
+    _mutant(any_claim_wins, "F1 I3", _claim_only()),
+    _mutant(
+        late_claims_win,
+        "F10 F1 I3",
+        _claim_only("bad_network", "cut_off", plan=(("kept_ms", None),)),
+        first=5,
+    ),
+    _mutant(fence_is_not_the_slots, "F4", _claim_only()),
+    _mutant(released_runs_stay_open, "F14 S24", _claim_only("stop_app")),
+    _mutant(
+        slots_let_go,
+        "F3",
+        _claim_only(plan=(("max_concurrency", 1), ("hosts", 2)), work=BUSY),
+        first=14,
+    ),
+    _mutant(broken_stream_taken_for_a_death, "I8 I4", _claim_only("lose_stream", work=LONG)),
 )

@@ -88,7 +88,8 @@ class Plan:
     `leases` false: it is claim-only; `kept_ms`: its claim cannot look at a clock, and it knows for
     so long who won (None: it can, and knows). `asked_for_ms` is S10's bound of the engine's asking.
     `hop_ms` bounds a message's way between store and sidecar, or sidecar and client, while
-    nothing disturbs it. `faults` names the kinds that may happen, `fault_count` of them between
+    nothing disturbs it; a request that was given up may come to the store late by `late_max_ms`.
+    `faults` names the kinds that may happen, `fault_count` of them between
     `STARTED_BY` and `calm_at`; from then on nothing goes wrong until `end_at`.
     """
 
@@ -103,6 +104,7 @@ class Plan:
     max_concurrency: int = 10
     hop_ms: int = 3
     op_timeout_ms: int = 2_000
+    late_max_ms: int = 8_000
     notifies: bool = True
     stop_grace_ms: int = 2_000
     prune_every_ms: int = 60_000
@@ -186,6 +188,7 @@ def without_leases(plan: Plan, rng: random.Random) -> Plan:
         kept_ms=longest_deadline(plan.jobs) + RECORD_OVER_MS if clockless else None,
         asked_for_ms=ASKED_FOR_MS if clockless else UNKNOWN_ASKED_FOR,
         faults=tuple(fault for fault in plan.faults if fault not in NEED_LEASES),
+        end_at=plan.end_at + (2 * ASKED_FOR_MS if clockless else 0),
         # By age also what has not ended goes (S30), so that it is never shorter than a run.
         history_ms=max(plan.history_ms, 86_400_000),
     )

@@ -57,6 +57,7 @@ class Sidecar:
             plan.hop_ms,
             incarnation,
             plan.op_timeout_ms,
+            plan.late_max_ms,
             lambda call_id, reply: self._do(lambda: self._store_replied(call_id, reply)),
             lambda call_id, unknown: self._do(lambda: self._store_failed(call_id, unknown)),
         )

@@ -32,9 +32,6 @@ from tests.checker.events import ClaimWon, Event, RunSaved
 from tests.simulation.timeline import SimClock, Timeline
 
 NAMESPACE = "default"
-LATE_MAX = 8_000
-"""By how much a request that was given up may still come late to the store."""
-
 Record = Callable[[Event], None]
 Save = Callable[[Run | None, Run], None]
 
@@ -56,8 +53,9 @@ class _WatchedSpace(_Space):
 
 
 class ClocklessStore(MemoryStore):
-    """A claim-only store whose claim cannot look at a clock, as with brokers: when it is made is
-    judged by whoever makes it, before it is sent (S10). `recorded` is what it knows of a slot.
+    """A claim-only store whose claim cannot look at a clock, as with brokers (S10): whoever makes it
+    judges its time, and looks whether the slot is recorded, before it is sent. `recorded` is what the
+    store knows of a slot.
     """
 
     def __init__(
@@ -69,17 +67,30 @@ class ClocklessStore(MemoryStore):
         super().__init__(database, options)
         self._recorded = recorded
 
-    async def claim(self, claims: Sequence[Claim]) -> Reply[ClaimAnswer]:
-        """First attempts, by the time at which each was asked for."""
-        answers: list[ClaimAnswer] = []
-        for claim in claims:
-            asked_at = replace(self._now(), at_us=claim.expected_at * 1_000)
-            verdict = claim_only.judge_claim(
-                claim, asked_at, JobRecord(claim.job), None, self._recorded(claim)
-            )
-            self._space.save(verdict.saved)
-            answers.append(verdict.answer)
+    def look(self, claims: Sequence[Claim]) -> tuple[ClaimOutcome | None, ...]:
+        """Why these claims are not made now, by the sender's reckoning; None: they are."""
+        return tuple(
+            None if self._recorded(claim) else claim_only.untimely(claim, claim.expected_at)
+            for claim in claims
+        )
+
+    async def claim(
+        self, claims: Sequence[Claim], refused: Sequence[ClaimOutcome | None] = ()
+    ) -> Reply[ClaimAnswer]:
+        """First attempts, whenever they come; `refused` are those that were not to be made."""
+        answers = [
+            self._claimed(claim) if word is None else ClaimAnswer(word)
+            for claim, word in zip(claims, refused, strict=True)
+        ]
         return self._reply(self._now(), answers, ())
+
+    def _claimed(self, claim: Claim) -> ClaimAnswer:
+        in_time = replace(self._now(), at_us=claim.slot * 1_000)
+        verdict = claim_only.judge_claim(
+            claim, in_time, JobRecord(claim.job), None, self._recorded(claim)
+        )
+        self._space.save(verdict.saved)
+        return verdict.answer
 
 
 @dataclass(slots=True)
@@ -294,6 +305,7 @@ class Link:
     hop_ms: int
     incarnation: str
     op_timeout_ms: int
+    late_max_ms: int
     replied: Callable[[int, Reply[Any]], None]
     failed: Callable[[int, bool], None]
     weather: Weather = field(default_factory=Weather)
@@ -308,20 +320,23 @@ class Link:
     def call(self, command: CallStore) -> None:
         """Sends a request on its way, and plans what becomes of it."""
         weather, rng = self.weather, self.rng
+        if command.method is Method.CLAIM and isinstance(self.store, ClocklessStore):
+            (claims,) = command.arguments
+            command = replace(command, arguments=(claims, self.store.look(claims)))
         if weather.refused:
             self.timeline.after(self._hop(), lambda: self.failed(command.call_id, False))
         elif weather.silent or rng.random() < weather.lost:
             self._give_up(command)
         elif rng.random() < weather.done_late:
             self._give_up(command)
-            self._execute(command, rng.randint(100, LATE_MAX))
+            self._execute(command, rng.randint(100, self.late_max_ms))
         elif rng.random() < weather.reply_lost:
             self._give_up(command)
             self._execute(command, self._hop())
         else:
             self._execute(command, self._hop(), self._reply)
         if rng.random() < weather.doubled:
-            self._execute(command, rng.randint(1, LATE_MAX))
+            self._execute(command, rng.randint(1, self.late_max_ms))
 
     def _give_up(self, command: CallStore) -> None:
         """The caller's time limit, or a reset connection, which shows sooner."""

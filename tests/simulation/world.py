@@ -26,7 +26,7 @@ from tests.checker.events import (
 )
 from tests.simulation.host import SETTLES_MS, Host
 from tests.simulation.plan import Plan, SimJob, Work
-from tests.simulation.storage import LATE_MAX, Storage, Stretch
+from tests.simulation.storage import Storage, Stretch
 from tests.simulation.timeline import SimClock, Timeline
 
 RESUMES_WITHIN_MS = 20_000
@@ -208,7 +208,7 @@ class World:
                     waiting_ms=slack + 1_000 + 2 * heartbeat * 11 // 10,
                     timeout_ms=job.spec.timeout_ms or 0,
                     leases=plan.leases,
-                    late_ms=0 if plan.kept_ms is None else LATE_MAX + slack,
+                    late_ms=0 if plan.kept_ms is None else plan.late_max_ms + slack,
                 )
             )
         return known

@@ -10,6 +10,7 @@ Beside it lies what both backends share, each in a module of its own that they i
                 leader, subjects of a stream, purge; which answer means "surely not done".
 - `time`        `StoreTime(clock)`: the store's time between two measurements.
 - `streams`     `StreamPlan`, `ensure(...)`: streams made on first use and checked at every start.
+- `monitoring`  what only the servers' monitoring pages tell.
 - `names`       names as tokens of subjects, and back.
 - `records`     the machine's and the model's records as JSON, and back.
 

@@ -22,6 +22,7 @@ _OPTIONS = (
     "prefix",
     "domain",
     "inbox",
+    "monitor",
     "password_file",
     "token_file",
     "nkey_file",
@@ -36,6 +37,7 @@ _FILES = ("nkey_file", "creds_file", "tls_ca", "tls_cert", "tls_key")
 _PORT = 4222
 _REPLICAS = ("1", "3", "5")
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_MONITOR = re.compile(r"https?://([A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?")
 _INBOX = re.compile(r"[A-Za-z0-9_$-]{1,64}(\.[A-Za-z0-9_$-]{1,64}){0,7}")
 
 
@@ -59,8 +61,8 @@ class Address:
     """Servers of one system, what we keep there, and how to be let in. `location` may be shown.
 
     Streams are named `prefix-...` and their subjects begin with `prefix.`; each is kept on
-    `replicas` nodes. `domain` is JetStream's (empty: the account's own). `own` has the options
-    that only one strategy knows.
+    `replicas` nodes. `domain` is JetStream's (empty: the account's own). `monitors` are the
+    servers' monitoring pages. `own` has the options that only one strategy knows.
     """
 
     location: str
@@ -70,6 +72,7 @@ class Address:
     prefix: str = "an"
     domain: str = ""
     inbox: str = "_INBOX"
+    monitors: tuple[str, ...] = ()
     tls: bool = False
     tls_ca: str = ""
     tls_cert: str = ""
@@ -109,6 +112,7 @@ def address_of(url: str, own_options: Iterable[str] = ()) -> Address:
         prefix=_matching(options, "prefix", _PREFIX, "an", "1 to 32 of A-Z a-z 0-9 _ -"),
         domain=_matching(options, "domain", _PREFIX, "", "1 to 32 of A-Z a-z 0-9 _ -"),
         inbox=_matching(options, "inbox", _INBOX, "_INBOX", "a subject without wildcards"),
+        monitors=_monitors_of(options),
         tls=tls,
         tls_ca=options.get("tls_ca") or (os.environ.get("NATS_CA", "") if tls else ""),
         tls_cert=options.get("tls_cert") or (os.environ.get("NATS_CERT", "") if tls else ""),
@@ -166,6 +170,17 @@ def _matching(
     if name in options and not form.fullmatch(value):
         raise StoreRefused(f"the NATS URL's option {name} is {value[:40]!r}: it is {expected}")
     return value
+
+
+def _monitors_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    given = options["monitor"].split(",") if "monitor" in options else []
+    for each in given:
+        if not _MONITOR.fullmatch(each):
+            raise StoreRefused(
+                f"the NATS URL's option monitor has {each[:80]!r}: it is the address of each server's "
+                "monitoring, as http://a:8222,http://b:8222"
+            )
+    return tuple(each.rstrip("/") for each in given)
 
 
 def _credentials_of(parts: SplitResult, options: Mapping[str, str]) -> Credentials:

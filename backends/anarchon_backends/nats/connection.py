@@ -156,7 +156,8 @@ class Connection:
         self._address = address
         self._timeout_s = timeout_ms / 1_000
         self._open = False
-        self._link: _Link | None = None
+        self._link: _Link | None = None  # that requests go out on
+        self._links: set[_Link] = set()  # that one, and those on which answers are still awaited
         self._connecting: asyncio.Task[_Link] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._listeners: list[tuple[str, Listener]] = []
@@ -184,9 +185,10 @@ class Connection:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
-        if self._link is not None:
-            self._drop(self._link)
-        await asyncio.gather(*self._closing)
+        for link in list(self._links):
+            self._drop(link)
+        while self._closing:
+            await asyncio.gather(*self._closing)
 
     async def listen(self, subject: str, listener: Listener, until: float) -> None:
         """Calls `listener` with the payload of every message on `subject`, from now on.
@@ -226,8 +228,8 @@ class Connection:
         try:
             async with asyncio.timeout_at(until):
                 reply = f"{link.inbox}.{number}"
+                sent = True  # unless the driver refuses it at once
                 await link.wire.publish(subject, payload, reply, headers)
-                sent = True
                 message = await answer
         except (ConnectionClosedError, OutboundBufferLimitError) as error:
             self._retire(link)
@@ -239,7 +241,7 @@ class Connection:
             ) from None
         except AccessDenied as error:
             raise AccessDenied(f"{self.location}: {error}") from None
-        except (TimeoutError, _Ended) as error:
+        except (OSError, _Ended) as error:  # a TimeoutError is one
             self._retire(link)
             reason = str(error) or "no answer in time"
             kind = OutcomeUnknown if writes and sent else StoreUnavailable
@@ -281,6 +283,7 @@ class Connection:
         if task.cancelled() or task.exception() is not None:
             return
         self._link = task.result()
+        self._links.add(self._link)
         self.generation += 1
         if not self._open:
             self._drop(self._link)
@@ -350,6 +353,9 @@ class Connection:
     def _drop(self, link: _Link) -> None:
         if self._link is link:
             self._link = None
+        if link not in self._links:
+            return
+        self._links.remove(link)
         closing = asyncio.get_running_loop().create_task(link.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

@@ -1,6 +1,6 @@
 """Streams, made on first use and looked at whenever a store is opened; and the servers themselves.
 
-Imports the address, JetStream, the port, the errors and the standard library.
+Imports the address, JetStream, the monitoring, the time, the port, the errors and the standard library.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 from anarchon_backends.nats.address import Address
 from anarchon_backends.nats.connection import AccessDenied, Connection, NobodyThereError
 from anarchon_backends.nats.jetstream import NO_STREAM, JetStream, JetStreamError
+from anarchon_backends.nats.monitoring import check_disk
+from anarchon_backends.nats.time import microseconds
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 from anarchon_server.core.store import Doubt
 
@@ -21,7 +23,7 @@ _OLDEST = (2, 11)
 _ENOUGH_REPLICAS = 3
 _PAYLOAD_LEAST = 256 * 1024
 _ROOM_LEAST = 64 * 1024
-_SILENT_NS = 4_000_000_000
+_SILENT_US = 4_000_000
 _NAME_IN_USE = 10_058
 _SUBJECTS_OVERLAP = 10_065
 _NOT_ENABLED = (10_039, 10_076)
@@ -121,14 +123,9 @@ async def _prepared(
                 "with -js and give the account jetstream: enabled"
             ) from None
         raise
-    found.doubts.append(
-        Doubt(
-            "the servers' sync_interval is not shown to clients: by default they write to disk every "
-            "2 minutes, and a power cut of a majority of them loses claims",
-            "set jetstream { sync_interval: always } in the servers' configuration",
-            unverified=True,
-        )
-    )
+    verified, doubts = await check_disk(address)
+    found.verified += verified
+    found.doubts += doubts
     return found
 
 
@@ -247,7 +244,7 @@ def _check_stream(
                 f"change it by: nats stream edit {plan.name} --replicas 3",
             )
         )
-    elif away := [r["name"] for r in cluster.get("replicas") or () if _is_away(r)]:
+    elif away := _servers_away(seen):
         found.doubts.append(
             Doubt(
                 f"servers that keep the stream {plan.name} are away: {', '.join(away)}",
@@ -256,9 +253,20 @@ def _check_stream(
         )
 
 
-def _is_away(replica: Mapping[str, Any]) -> bool:
-    """Whether the leader has not heard of the server lately; usually it does every second."""
-    return bool(replica.get("offline")) or int(replica.get("active", 0)) > _SILENT_NS
+def _servers_away(seen: Mapping[str, Any]) -> list[str]:
+    """The servers that the stream's leader has not heard of lately; usually it does every second.
+
+    One that it has never heard of since it leads has been silent since then.
+    """
+    cluster = seen["cluster"]
+    led_us = microseconds(seen["ts"]) - microseconds(cluster.get("leader_since", seen["created"]))
+    away: list[str] = []
+    for replica in cluster.get("replicas") or ():
+        heard_us = int(replica.get("active", 0)) // 1_000
+        silent_us = led_us if not heard_us and not replica.get("current") else heard_us
+        if replica.get("offline") or silent_us > _SILENT_US:
+            away.append(str(replica["name"]))
+    return away
 
 
 def _check_schema(config: Mapping[str, Any], plan: StreamPlan, address: Address) -> None:

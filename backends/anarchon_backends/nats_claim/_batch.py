@@ -6,7 +6,7 @@ Imports the errors and the standard library.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -17,17 +17,25 @@ _T = TypeVar("_T")
 async def settled(parts: Iterable[Coroutine[Any, Any, _T]]) -> list[_T | StoreError]:
     """What became of each part, when all are over."""
     tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        if tasks:
-            await asyncio.wait(tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    await _end(tasks)
     outcomes: list[_T | StoreError] = []
     for task in tasks:
         error = _failure(task)
         outcomes.append(task.result() if error is None else error)
     return outcomes
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Waits until all are over. Where that is cancelled they are, too."""
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
 
 
 def _failure(task: asyncio.Future[Any]) -> StoreError | None:
@@ -54,11 +62,7 @@ async def together(parts: Iterable[Coroutine[Any, Any, _T]], *, writes: bool = F
 
 async def over(*parts: asyncio.Future[Any]) -> None:
     """Waits until all parts are over, some of which write. Raises as `together` does."""
-    try:
-        await asyncio.wait(parts)
-    finally:
-        for part in parts:
-            part.cancel()
+    await _end(parts)
     errors = [error for error in map(_failure, parts) if error is not None]
     if errors:
         raise _of_the_whole(errors, partly=len(errors) < len(parts))

@@ -7,7 +7,7 @@ atomic as a whole. Whose clock decides: the stream's leader's, told with every c
 judges; it may be stepped, so a takeover needs the second witness (S19, CLOCK_STEP). What it cannot
 do: more than 250 unfinished runs of one job at once. What it can lose: by default the servers write
 to disk every two minutes, so a power cut of a majority of them loses what they acknowledged.
-Imports the port, the machine, the model, the errors, the standard library and, by way of
+Imports the port, the machine, the model, the limits, the errors, the standard library and, by way of
 `anarchon_backends.nats`, nats-py.
 """
 
@@ -323,7 +323,9 @@ class NatsLeaseStore:
             for name in names[:_PRUNE_JOBS]:
                 if gone == policy.batch or call.left_s() < half_s:
                     break
-                gone += await self._pruner.prune_job(name, roll, policy, policy.batch - gone, call)
+                with suppress(Unreadable):  # what somebody spoilt keeps no other from being pruned
+                    room = policy.batch - gone
+                    gone += await self._pruner.prune_job(name, roll, policy, room, call)
                 self._pruned_to = name
             else:
                 if len(names) <= _PRUNE_JOBS:

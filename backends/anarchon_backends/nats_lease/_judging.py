@@ -1,6 +1,6 @@
 """Batches of one job, judged by `machine` on what its subject holds: pure, nothing is written here.
 
-Imports the machine, the model, the port, the state and the standard library.
+Imports the machine, the limits, the model, the port, the records, the state and the standard library.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from anarchon_backends.nats.records import encode, plain
 from anarchon_backends.nats_lease._state import JobState, run_json
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.limits import HOUR
 
 # What one write may add to a job's subject, and how many runs of a job may be unfinished at once
 # (with overlap `allow`): both keep a subject far below the size of a message, 1 MiB by default.
 GROWTH_MAX_BYTES = 128 * 1024
 UNFINISHED_MAX = 250
+
+_HELD_LATELY_MS = HOUR  # less than any history is kept
 
 
 @dataclass(slots=True)
@@ -208,7 +211,9 @@ def judge_registrations(
 ) -> list[port.Registration]:
     """Decides what becomes of the definitions of one job that an instance holds from now on.
 
-    `held_at` of one that is kept already is of no account before it is let go, which sets it.
+    `held_at` of one that is kept is of no account before it is let go, which sets it; so a job that
+    knows all this is not written. But where that is long ago, whoever prunes may be about to drop the
+    definition, and must find that the job has been written.
     """
     state = case.state
     for hold, definition in wanted:
@@ -222,7 +227,8 @@ def judge_registrations(
             hold.definition_id, hold.schedule_id, definition.window_ms, held_at=case.now.at
         )
         before = state.kept.get(hold.definition_id)
-        if before is None or replace(before, held_at=kept.held_at) != kept:
+        afresh = before is None or before.held_at < case.now.at - _HELD_LATELY_MS
+        if before is None or afresh or replace(before, held_at=kept.held_at) != kept:
             state.keep(kept, [each.definition_id for each in (*holding.before, *holding.beside)])
             case.changed = True
     held = [*holding.beside, *(hold for hold, _ in wanted)]

@@ -2,16 +2,18 @@
 
 Every step is safe to be interrupted and to be done by several at once: what is removed is first
 made superfluous by a write of the job or the instance. Imports JetStream, the call, the history, the
-jobs, the judging, the members, the subjects, the machine, the model, the port and the standard
+jobs, the judging, the members, the records, the subjects, the machine, the model, the port and the standard
 library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from anarchon_backends.nats.jetstream import JetStream
+from anarchon_backends.nats.records import Unreadable
 from anarchon_backends.nats_lease._calls import Call
 from anarchon_backends.nats_lease._history import History
 from anarchon_backends.nats_lease._jobs import Jobs, Sitting
@@ -90,7 +92,8 @@ class Pruner:
             async def work(sitting: Sitting) -> None:
                 let_go(sitting, by_job[job], generation.until)
 
-            await self._jobs.transact(job, call, work)
+            with suppress(Unreadable):
+                await self._jobs.transact(job, call, work)
 
         await call.each(note, by_job)
         await self._members.delete_holds(incarnation, generation, call)

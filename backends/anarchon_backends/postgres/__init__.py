@@ -1,10 +1,10 @@
 """A store in a PostgreSQL database, 12 or newer, also behind a pooler in transaction mode.
 
-Atomic here: each batch is one statement, or two: the plain cases of claims, heartbeats and results
+Atomic here: each batch is one statement, or a few: the plain cases of claims, heartbeats and results
 are decided in the database by one function a method, under locks of the jobs' or the runs' rows;
-what is not plain it reads, the machine decides it, and a second statement writes it if the rows
-still have the versions it was decided on. Where they have not, and where definitions change, the
-same is done once more in one transaction under locks. Whose clock decides: the server's
+what is not plain it reads, the machine decides it, and a last statement writes it if the rows that
+it was decided on still have the versions they had. Where they have not, and where definitions change,
+the same is done once more in one transaction under locks. Whose clock decides: the server's
 (`clock_timestamp`), for slots and for leases; it may be stepped, so takeovers need the second
 witness (S19). What it cannot do: notify behind a pooler in transaction mode. What it can lose:
 nothing acknowledged at a crash of the server (`fsync` and `synchronous_commit` are checked); the
@@ -35,8 +35,10 @@ from anarchon_backends.postgres._connection import (
 from anarchon_backends.postgres._decisions import (
     Decided,
     changed_jobs,
+    control_values,
     judge_claim,
     judge_completion,
+    judge_control,
     judge_plan,
     judge_release,
     judge_renewal,
@@ -53,7 +55,16 @@ from anarchon_backends.postgres._rows import (
     moment,
     run_of,
 )
-from anarchon_backends.postgres._sql import INSTANCES, JOBS, RUNS, TAKEN, in_schema
+from anarchon_backends.postgres._sql import (
+    CONTROLLED,
+    INSTANCES,
+    JOBS,
+    RUNS,
+    SCHEMA_VERSION,
+    TAKEN,
+    in_schema,
+    parts,
+)
 from anarchon_backends.postgres._start import NUMBERS, REMEDIES, Start, check_again
 from anarchon_backends.postgres._values import (
     BEAT_TYPES,
@@ -61,6 +72,7 @@ from anarchon_backends.postgres._values import (
     COMPLETE_TYPES,
     PRUNE_TYPES,
     REGISTER_TYPES,
+    WRITE_TYPES,
     answer_to_beat,
     answer_to_win,
     beat_values,
@@ -72,6 +84,7 @@ from anarchon_backends.postgres._values import (
     holds_by_job,
     job_view,
     runs_by_key,
+    with_due,
     with_outcome,
 )
 from anarchon_server.core import machine, model
@@ -79,7 +92,15 @@ from anarchon_server.core import store as port
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")
-_Item = TypeVar("_Item", port.Claim, port.Plan, port.Renewal, port.Completion, port.Release)
+_Item = TypeVar(
+    "_Item",
+    port.Claim,
+    port.Plan,
+    port.Renewal,
+    port.Completion,
+    port.Release,
+    port.Control,
+)
 
 _OPEN_S = 10.0  # how long opening may wait for others that make the schema
 _PRUNE_JOBS = 200  # jobs looked at by one call of `prune`
@@ -103,7 +124,14 @@ class PostgresStore:
         self._address = address
         self._options = options
         self._namespace = options.namespace
-        self._capabilities = port.Capabilities(backend="postgres", notifies=not address.pooled)
+        self._capabilities = port.Capabilities(
+            backend="postgres",
+            notifies=not address.pooled,
+            overlap=frozenset(model.OverlapPolicy),
+            catch_up=frozenset(model.CatchUpPolicy),
+            retries=True,
+            control=True,
+        )
         self._pool = Pool(address, options.op_timeout_ms, self._check_connection)
         self._store_id = ""
         name = f"{address.schema}\0{options.namespace}".encode()
@@ -127,10 +155,11 @@ class PostgresStore:
         return start.report
 
     async def _start(self, start: Start) -> None:
-        async with asyncio.timeout(max(_OPEN_S, self._options.op_timeout_ms / 1_000)):
+        usual = max(_OPEN_S, self._options.op_timeout_ms / 1_000)
+        async with asyncio.timeout(usual) as limit:
             connection = await self._pool.connect()
             try:
-                await start.run(connection, self._options.clock)
+                await start.run(connection, self._options.clock, limit)
             finally:
                 await end(connection)
             self._store_id = start.store_id
@@ -152,7 +181,11 @@ class PostgresStore:
     def _call(self, name: str, types: str) -> str:
         """The SQL that calls a function of the schema, whose parameters have these types."""
         values = ", ".join(f"${n}::{each}" for n, each in enumerate(types.split(), 1))
-        return in_schema(f"SELECT anarchon.{name}({values})", self._address.schema)
+        return in_schema(f"SELECT anarchon.{name}_{SCHEMA_VERSION}({values})", self._address.schema)
+
+    def _query(self, sql: str, **named: str) -> str:
+        """The SQL with what it names in braces."""
+        return in_schema(sql.format(**parts(NUMBERS), **named), self._address.schema)
 
     async def _read(
         self,
@@ -176,14 +209,23 @@ class PostgresStore:
         )
         return Rows(json.loads(text))
 
-    async def _write(self, session: Session, rows: Rows, *, inside: bool) -> set[str]:
-        """Writes what changed; the jobs of which nothing was written, as they had changed."""
+    async def _write(
+        self, session: Session, rows: Rows, *, inside: bool
+    ) -> tuple[set[str], dict[str, model.Run]]:
+        """Writes what changed.
+
+        The jobs of which nothing was written, as they had changed; and the oldest run that waits of
+        each job in which a run has ended.
+        """
         changes = rows.changes()
         if changes is None:
-            return set()
-        sql = self._call("write", "text json json json json text")
+            return set(), {}
+        sql = self._call("write", WRITE_TYPES)
         send = session.read if inside else session.write
-        return set(await send(sql, self._namespace, *changes, self._news.channel))
+        text = await send(sql, self._namespace, *changes, rows.is_news, self._news.channel)
+        document = json.loads(text)
+        due = runs_by_key(document["due"]).values()
+        return set(document["stale"]), {run.job: run for run in due}
 
     async def _decide(
         self,
@@ -201,18 +243,19 @@ class PostgresStore:
         if rows is None:
             rows = await reread(session, [item for _, item in items], False)
         answers = {number: judge(rows, item) for number, item in items}
-        stale = await self._write(session, rows, inside=False)
-        decided = Decided(answers, rows.now, rows.known_fences(), dict(rows.saved))
+        stale, due = await self._write(session, rows, inside=False)
+        decided = Decided(answers, rows.now, rows.known_fences(), dict(rows.saved), due)
         if stale:
             again = [(number, item) for number, item in items if item.job in stale]
             async with session.transaction():
                 rows = await reread(session, [item for _, item in again], True)
                 answers |= {number: judge(rows, item) for number, item in again}
-                left = await self._write(session, rows, inside=True)
+                left, due = await self._write(session, rows, inside=True)
             assert not left, "what is locked does not change"
             saved = {key: run for key, run in decided.saved.items() if key[0] not in stale}
             fences = decided.fences | rows.known_fences()
-            decided = Decided(answers, rows.now, fences, saved | dict(rows.saved))
+            due = decided.due | due
+            decided = Decided(answers, rows.now, fences, saved | dict(rows.saved), due)
         return decided
 
     def _reply(self, now_us: int, answers: Iterable[_T], fences: dict[str, int]) -> port.Reply[_T]:
@@ -227,7 +270,7 @@ class PostgresStore:
             not claim.seen_attempt and claim.may_run and of_job[claim.job] == 1 for claim in claims
         ]
         sql = self._call("claim", CLAIM_TYPES)
-        values = [*zip(*map(claim_values, claims), strict=True)] or [()] * 12
+        values = [*zip(*map(claim_values, claims), strict=True)] or [()] * 13
 
         async def work(session: Session) -> port.Reply[port.ClaimAnswer]:
             alone = [claim.overlap is not model.OverlapPolicy.ALLOW for claim in claims]
@@ -275,7 +318,8 @@ class PostgresStore:
 
     async def _reread_plans(self, session: Session, plans: Sequence[port.Plan], lock: bool) -> Rows:
         """The jobs, and then the slots: whoever gives a slot a row raises its job's version."""
-        rows = await self._read(session, jobs=(plan.job for plan in plans), lock=lock)
+        names = [plan.job for plan in plans]
+        rows = await self._read(session, jobs=names, unfinished=names, lock=lock)
         asked = [plan for plan in plans if plan.slots]
         text = await session.read(
             in_schema(TAKEN, self._address.schema),
@@ -285,6 +329,32 @@ class PostgresStore:
             [plan.slots[-1].slot for plan in asked],
         )
         rows.add_taken(json.loads(text or "[]"))
+        return rows
+
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Pauses, resumes, triggers and cancels."""
+
+        async def work(session: Session) -> port.Reply[port.ControlAnswer]:
+            numbered = list(enumerate(acts))
+            decided = await self._decide(
+                session, numbered, judge_control, None, self._reread_controlled
+            )
+            fences = dict.fromkeys((act.job for act in acts), 0) | decided.fences
+            return self._reply(decided.now.at_us, decided.in_order(), fences)
+
+        return await self._act(work)
+
+    async def _reread_controlled(
+        self, session: Session, acts: Sequence[port.Control], lock: bool
+    ) -> Rows:
+        """The jobs, and then what is decided by besides: it changes only with a job's version."""
+        names = [act.job for act in acts]
+        asked = [(act.job, act.slot, "") for act in acts if isinstance(act, port.CancelRun)]
+        rows = await self._read(session, jobs=names, runs=asked, unfinished=names, lock=lock)
+        values = control_values(acts, rows.now)
+        if any(values):
+            text = await session.read(self._query(CONTROLLED), self._namespace, *values)
+            rows.add_control(json.loads(text))
         return rows
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
@@ -331,22 +401,26 @@ class PostgresStore:
         values = complete_values(completions)
 
         async def work(session: Session) -> port.Reply[port.TokenAnswer]:
-            document = json.loads(await session.write(sql, self._namespace, *values))
+            text = await session.write(sql, self._namespace, *values, self._news.channel)
+            document = json.loads(text)
             now = moment(document["now_us"])
             done = runs_by_key(document["done"])
+            due = {run.job: run for run in runs_by_key(document["due"]).values()}
             answers: dict[int, port.TokenAnswer] = {}
             for number in document["numbers"] or ():
                 each = completions[number - 1]
                 run = with_outcome(done[each.job, each.slot], each.outcome)
-                view = machine.view(run, now)
-                answers[number - 1] = port.TokenAnswer(port.TokenOutcome.RECORDED, view)
+                answer = port.TokenAnswer(port.TokenOutcome.RECORDED, machine.view(run, now))
+                answers[number - 1] = with_due(answer, due.get(each.job), now)
             rest = [(n, each) for n, each in enumerate(completions) if n not in answers]
             if rest:
                 decided = await self._decide(
                     session, rest, judge_completion, Rows(document["rest"]), self._reread_tokens
                 )
-                answers |= decided.answers
                 now = decided.now
+                for number, (answer, ended) in decided.answers.items():
+                    waits = decided.due.get(completions[number].job) if ended else None
+                    answers[number] = with_due(answer, waits, now)
             ordered = (answers[n] for n in range(len(completions)))
             fences = {each.job: 0 for each in completions} | (document["fences"] or {})
             return self._reply(now.at_us, ordered, fences)
@@ -421,7 +495,7 @@ class PostgresStore:
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
         of_job = "job = $2" if query.job else "$2 = ''"
-        sql = in_schema(RUNS.format(of_job=of_job, **NUMBERS), self._address.schema)
+        sql = self._query(RUNS, of_job=of_job)
         lowest = [s for s in (query.slot, query.from_slot) if s is not None]
         highest = [
             s for s in (query.slot, query.until_slot and query.until_slot - 1) if s is not None
@@ -459,7 +533,7 @@ class PostgresStore:
 
     async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
         """The named jobs, or a page of all."""
-        sql = in_schema(JOBS, self._address.schema)
+        sql = self._query(JOBS)
         wanted = list(names)
 
         async def work(session: Session) -> port.Reply[model.JobView]:
@@ -521,7 +595,7 @@ class PostgresStore:
         return await self._pool.call(work)
 
     async def watch(self) -> AsyncIterator[None]:
-        """Yields when a run was freed, counted from `open`; ends at once behind a pooler."""
+        """Yields at news (`machine.Saved`), counted from `open`; ends at once behind a pooler."""
         if self._address.pooled:
             return
         ended = object()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from anarchon_backends.postgres._rows import EVER, Document, Rows
+from anarchon_backends.postgres._rows import EVER, Document, Rows, said_text
 from anarchon_backends.postgres._values import by_job
-from anarchon_server.core import machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _A = TypeVar("_A")
@@ -20,12 +20,15 @@ _A = TypeVar("_A")
 
 @dataclass(frozen=True, slots=True)
 class Decided(Generic[_A]):
-    """What was decided on one batch: answers by number, highest fences, and runs as written."""
+    """What was decided on one batch: answers by number, highest fences, runs as written, and the
+    oldest run that waits of each job in which a run has ended.
+    """
 
     answers: dict[int, _A]
     now: machine.Moment
     fences: dict[str, int]
     saved: dict[tuple[str, int], model.Run]
+    due: dict[str, model.Run]
 
     def in_order(self) -> list[_A]:
         """The answers by number."""
@@ -46,15 +49,18 @@ def judge_claim(rows: Rows, claim: port.Claim) -> port.ClaimAnswer:
     if rows.knows(claim.job):
         rows.save_job(verdict.job)
     rows.settle(claim.job, claim.schedule_id, verdict.settled)
-    return verdict.answer
+    if verdict.answer.outcome is not port.ClaimOutcome.WON:
+        return verdict.answer
+    return replace(verdict.answer, payload=rows.payload(claim.job, claim.slot))
 
 
 def judge_plan(rows: Rows, plan: port.Plan) -> port.PlanAnswer:
     schedule = rows.schedule(plan.job, plan.schedule_id)
-    taken = rows.taken(plan.job, (missed.slot for missed in plan.slots))
     settled = schedule.settled if schedule else None
     job = rows.job(plan.job)
-    verdict = machine.judge_plan(plan, rows.now, job, settled, taken)
+    verdict = machine.judge_plan(
+        plan, rows.now, job, settled, rows.taken(plan.job), rows.caught_up(plan.job)
+    )
     rows.save(verdict.saved)
     rows.save_job(job)
     rows.settle(plan.job, plan.schedule_id, verdict.answer.settled)
@@ -67,18 +73,72 @@ def judge_renewal(rows: Rows, renewal: port.Renewal) -> port.TokenAnswer:
     return verdict.answer
 
 
-def judge_completion(rows: Rows, completion: port.Completion) -> port.TokenAnswer:
+def judge_completion(rows: Rows, completion: port.Completion) -> tuple[port.TokenAnswer, bool]:
+    """The answer, and whether the result ended its run."""
     job, slot = completion.job, completion.slot
     past = rows.attempt_of(job, slot, completion.token)
     verdict = machine.judge_completion(completion, rows.now, rows.run(job, slot), past)
     rows.save([verdict.saved] if verdict.saved else [])
-    return verdict.answer
+    return verdict.answer, verdict.saved is not None and verdict.saved.ends_a_run
 
 
 def judge_release(rows: Rows, release: port.Release) -> port.TokenAnswer:
     verdict = machine.judge_release(release, rows.now, rows.run(release.job, release.slot))
     rows.save([verdict.saved] if verdict.saved else [])
     return verdict.answer
+
+
+def judge_control(rows: Rows, act: port.Control) -> port.ControlAnswer:
+    verdict = _judge_act(rows, act)
+    rows.save(verdict.saved)
+    if rows.knows(act.job):
+        rows.save_job(verdict.job)
+    for schedule_id, settled in (verdict.settled or {}).items():
+        rows.settle(act.job, schedule_id, settled)
+    return verdict.answer
+
+
+def _judge_act(rows: Rows, act: port.Control) -> control.ControlVerdict:
+    name, now, job = act.job, rows.now, rows.job(act.job)
+    match act:
+        case port.Pause():
+            return control.judge_pause(act, now, job, rows.others(name, -1))
+        case port.Resume():
+            in_use = control.schedules_in_use(job, rows.held(name))
+            settled = {id_: at for id_, at in rows.all_settled(name).items() if id_ in in_use}
+            return control.judge_resume(
+                act, now, job, settled, rows.taken(name), rows.caught_up(name)
+            )
+        case port.TriggerRun():
+            before = rows.requested(name, act.request_id)
+            others = list(rows.others(name, -1))
+            verdict = control.judge_trigger(act, now, job, before, rows.taken(name), others)
+            made = verdict.answer.run
+            if before is None and made is not None:
+                rows.keep_payload(name, made.run.slot, act.payload)
+            return verdict
+        case port.CancelRun():
+            return control.judge_cancel(act, now, job, rows.run(name, act.slot))
+
+
+def control_values(
+    acts: Iterable[port.Control], now: machine.Moment
+) -> tuple[list[str], list[int], list[str]]:
+    """What is to be read for acts besides the rows: of which job the slots from when on, and which
+    request's run.
+    """
+    wanted: list[tuple[str, int, str]] = []
+    for act in acts:
+        if isinstance(act, port.TriggerRun):
+            wanted.append((act.job, now.at, said_text(act.request_id)))
+        elif isinstance(act, port.Resume):
+            since = min((each.settled for each in act.passed), default=now.at)
+            wanted.append((act.job, since, ""))
+    return (
+        [job for job, _, _ in wanted],
+        [since for _, since, _ in wanted],
+        [request_id for _, _, request_id in wanted],
+    )
 
 
 def what_may_go(

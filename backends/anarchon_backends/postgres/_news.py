@@ -1,4 +1,4 @@
-"""News of freed runs, over a connection that listens. Imports the standard library and asyncpg."""
+"""News of runs that others should look at, over a connection that listens. Imports the standard library and asyncpg."""
 
 from __future__ import annotations
 

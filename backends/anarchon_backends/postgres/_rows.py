@@ -24,7 +24,10 @@ def moment(now_us: int) -> machine.Moment:
 
 
 class Rows:
-    """What one call has read, and what it changes: each row is read once and written once."""
+    """What one call has read, and what it changes: each row is read once and written once.
+
+    `is_news`: other instances should look soon at what is saved.
+    """
 
     def __init__(self, document: Document) -> None:
         self.now = moment(document["now_us"])
@@ -36,28 +39,40 @@ class Rows:
         self._read: dict[tuple[str, int], model.Run] = {}
         self._attempts: dict[tuple[str, int, str], model.Attempt] = {}
         self._taken: dict[str, set[int]] = {}
+        self._held: dict[str, list[machine.HeldDefinition]] = {}
+        self._payloads: dict[tuple[str, int], bytes] = {}
         self._locked: set[str] = set()
+        self._looked_around: set[str] = set()
+        self._changed_jobs: set[str] = set()
         self._changed_schedules: set[tuple[str, str]] = set()
         self._saved: dict[tuple[str, int], model.Run] = {}
         self._saved_attempts: dict[tuple[str, int, int], model.Attempt] = {}
+        self._saved_payloads: dict[tuple[str, int], bytes] = {}
+        self.is_news = False
         self._load(document)
 
     def _load(self, document: Document) -> None:
         for row in document.get("jobs") or ():
-            values = dict(row)
+            values = dict(row) | {"pause_reason": said_of(row["pause_reason"])}
             self._versions[row["job"]] = values.pop("version")
             self._jobs[row["job"]] = machine.JobRecord(**values)
         for row in document.get("schedules") or ():
             record = machine.ScheduleRecord(row["since"], row["settled"])
             self._schedules[row["job"], row["schedule_id"]] = record
-        found = (*(document.get("runs") or ()), *(document.get("unfinished") or ()))
-        for row in map(run_document, found):
+        self._load_runs((*(document.get("runs") or ()), *(document.get("unfinished") or ())))
+        for row in document.get("attempts") or ():
+            self._attempts[row["job"], row["slot"], row["token"]] = attempt_of(row)
+
+    def _load_runs(self, found: Iterable[Sequence[Any]]) -> None:
+        for values in found:
+            row = run_document(values)
             key = row["job"], row["slot"]
             self._read[key] = run_of(row)
             self._put(self._read[key])
             self._run_versions[key] = row["version"]
-        for row in document.get("attempts") or ():
-            self._attempts[row["job"], row["slot"], row["token"]] = attempt_of(row)
+            payload = values[len(RUN_VALUES) :]
+            if payload and payload[0]:
+                self._payloads[key] = bytes.fromhex(payload[0])
 
     def _put(self, run: model.Run) -> None:
         self._runs.setdefault(run.job, {})[run.slot] = run
@@ -94,12 +109,46 @@ class Rows:
         for job, slots in found:
             self._taken.setdefault(job, set()).update(slots)
 
-    def taken(self, job: str, slots: Iterable[int]) -> frozenset[int]:
-        """Those of the slots that have a row, as far as was read."""
-        return frozenset(slots) & (self._taken.get(job, set()) | self._runs.get(job, {}).keys())
+    def taken(self, job: str) -> Collection[int]:
+        """The job's slots that have a row, as far as was read."""
+        return self._taken.get(job, set()) | self._runs.get(job, {}).keys()
+
+    def add_control(self, document: Document) -> None:
+        """Adds what operators' acts need: slots, runs that were triggered, what instances hold."""
+        self.add_taken(document["taken"] or ())
+        # Those that are not final were read, with the version that is decided on.
+        requested = [v for v in document["requested"] or () if tuple(v[:2]) not in self._read]
+        self._load_runs(requested)
+        for row in document["held"] or ():
+            self._held.setdefault(row["job"], []).append(machine.HeldDefinition(**row))
+
+    def held(self, job: str) -> Sequence[machine.HeldDefinition]:
+        """What live instances hold of the job."""
+        return self._held.get(job, [])
+
+    def requested(self, job: str, request_id: str) -> model.Run | None:
+        """The run that the request triggered, if any."""
+        runs = self._runs.get(job, {}).values()
+        return next((run for run in runs if run.request_id and run.request_id == request_id), None)
+
+    def payload(self, job: str, slot: int) -> bytes:
+        """What came with the call that triggered the run; empty where there was none."""
+        return self._payloads.get((job, slot), b"")
+
+    def keep_payload(self, job: str, slot: int, payload: bytes) -> None:
+        """Notes what is written with the run that a call has triggered."""
+        self._saved_payloads[job, slot] = payload
+
+    def caught_up(self, job: str) -> list[model.Run]:
+        """The job's runs that wait since an earlier plan, of those that were read."""
+        return [r for r in self.others(job, -1) if r.waits and r.trigger is model.Trigger.CATCH_UP]
 
     def others(self, job: str, slot: int) -> Iterator[model.Run]:
-        """The job's unfinished runs at other slots, of those that were read."""
+        """The job's runs at other slots that are not final, of those that were read.
+
+        What is then decided of the job is written only where they are still what they were.
+        """
+        self._looked_around.add(job)
         runs = self._runs.get(job, {})
         for each in sorted(runs):
             if each != slot and not runs[each].state.final:
@@ -113,7 +162,9 @@ class Rows:
         return self._versions.get(job, 0)
 
     def save_job(self, job: machine.JobRecord) -> None:
-        """Notes the job's row, which is written with whatever is saved of its runs."""
+        """Notes the job's row, which is written if it or whatever else of the job has changed."""
+        if job != self.job(job.job):
+            self._changed_jobs.add(job.job)
         self._jobs[job.job] = job
         self._locked.add(job.job)
 
@@ -132,6 +183,7 @@ class Rows:
             key = each.run.job, each.run.slot
             self._saved[key] = each.run
             self._put(each.run)
+            self.is_news |= each.is_news
             for attempt in each.attempts:
                 self._saved_attempts[(*key, attempt.attempt)] = attempt
 
@@ -147,25 +199,46 @@ class Rows:
 
     def job_rows(self, names: Iterable[str]) -> str:
         """The jobs' rows as they are now, with the versions they had, as JSON."""
-        rows = [{"version": self.version(n), **dataclasses.asdict(self.job(n))} for n in names]
+        rows = [
+            {
+                "version": self.version(job.job),
+                **dataclasses.asdict(job),
+                "pause_reason": said_text(job.pause_reason),
+            }
+            for job in map(self.job, names)
+        ]
         return json.dumps(rows)
 
-    def changes(self) -> tuple[str, str, str, str] | None:
-        """What is to be written: jobs, schedules, runs, attempts, as JSON (None: nothing).
+    def changes(self) -> tuple[str, str, str, str, str] | None:
+        """What is to be written: jobs, schedules, runs, attempts, and the versions of runs that must
+        still be there, as JSON (None: nothing).
 
         A job is written, and its version with it, where its row was decided on.
         """
-        if not self._saved and not self._changed_schedules:
+        changed = {job for job, _ in (*self._saved, *self._changed_schedules)} | self._changed_jobs
+        if not changed:
             return None
-        changed = {job for job, _ in (*self._saved, *self._changed_schedules)}
-        runs = [run_row(run, self._run_versions.get(key, 0)) for key, run in self._saved.items()]
         past = [row for key in self._saved for row in self._past_attempts(key)]
         return (
-            self.job_rows(changed & self._locked),
+            self.job_rows(sorted(changed & self._locked)),
             self.changed_schedules(),
-            json.dumps(runs),
+            json.dumps([self._run_row(key) for key in self._saved]),
             json.dumps(past),
+            json.dumps(list(self._seen(changed))),
         )
+
+    def _run_row(self, key: tuple[str, int]) -> dict[str, object]:
+        row = run_row(self._saved[key], self._run_versions.get(key, 0))
+        payload = self._saved_payloads.get(key)
+        return row | ({"payload": f"\\x{payload.hex()}"} if payload else {})
+
+    def _seen(self, changed: Collection[str]) -> Iterator[dict[str, object]]:
+        """The runs that were looked at, are not final, and stay as they are."""
+        for key, run in self._read.items():
+            job, slot = key
+            decided_on = job in changed and job in self._looked_around
+            if decided_on and not run.state.final and key not in self._saved:
+                yield {"job": job, "slot": slot, "version": self._run_versions[key]}
 
     def changed_schedules(self) -> str:
         """The schedules to be written, as JSON."""
@@ -214,10 +287,15 @@ def run_of(row: Document) -> model.Run:
         window_ms=row["window_ms"],
         cancel=model.CancelReason(row["cancel"]) if row["cancel"] else None,
         cancelled_at=row["cancelled_at"],
+        cancel_message=said_of(row["cancel_message"]),
         cancel_grace_ms=row["cancel_grace_ms"],
         blocking_slot=row["blocking_slot"],
         slots_covered=row["slots_covered"],
         ended_at=row["ended_at"],
+        retries=row["retries"],
+        retry_at=row["retry_at"],
+        retry_delay_ms=row["retry_delay_ms"],
+        request_id=said_of(row["request_id"]),
     )
 
 
@@ -240,10 +318,15 @@ def run_row(run: model.Run, version: int) -> dict[str, object]:
         "window_ms": run.window_ms,
         "cancel": run.cancel,
         "cancelled_at": run.cancelled_at,
+        "cancel_message": said_text(run.cancel_message),
         "cancel_grace_ms": run.cancel_grace_ms,
         "blocking_slot": run.blocking_slot,
         "slots_covered": run.slots_covered,
         "ended_at": run.ended_at,
+        "retries": run.retries,
+        "retry_at": run.retry_at,
+        "retry_delay_ms": run.retry_delay_ms,
+        "request_id": said_text(run.request_id),
         "attempt": 0,
         **(attempt_row(run.current) if run.current else {}),
     }
@@ -264,7 +347,7 @@ def attempt_of(row: Document) -> model.Attempt:
         started_at=row["started_at"],
         ended_at=row["attempt_ended_at"],
         failure=failure_of(row.get("failure")),
-        result=result_of(row.get("result")),
+        result=said_of(row.get("result")),
     )
 
 
@@ -283,12 +366,12 @@ def attempt_row(attempt: model.Attempt) -> dict[str, object]:
         "started_at": attempt.started_at,
         "attempt_ended_at": attempt.ended_at,
         "failure": failure_text(attempt.failure),
-        "result": result_text(attempt.result),
+        "result": said_text(attempt.result),
     }
 
 
-# What handlers say is kept as JSON: PostgreSQL's texts hold neither every character (NUL) nor, in
-# a database of another encoding, every other.
+# What handlers and callers say is kept as JSON: PostgreSQL's texts hold neither every character (NUL)
+# nor, in a database of another encoding, every other.
 
 
 def failure_text(failure: model.Failure | None) -> str | None:
@@ -299,11 +382,11 @@ def failure_of(text: str | None) -> model.Failure | None:
     return model.Failure(**json.loads(text)) if text else None
 
 
-def result_text(result: str) -> str:
-    return json.dumps(result) if result else ""
+def said_text(said: str) -> str:
+    return json.dumps(said) if said else ""
 
 
-def result_of(text: str | None) -> str:
+def said_of(text: str | None) -> str:
     return json.loads(text) if text else ""
 
 

@@ -5,14 +5,17 @@ Imports the port's report, the errors, limits, the standard library and asyncpg.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 import asyncpg
 
 from anarchon_backends.postgres._sql import (
+    OLDER_VERSIONS,
     SCHEMA_VERSION,
     TABLES,
     in_schema,
+    migration_sql,
     quoted,
     schema_sql,
 )
@@ -23,6 +26,8 @@ from anarchon_server.core.errors import StoreRefused, StoreUnavailable
 _SERVER_MIN = 120_000
 _OFFSET_MAX_MS = 2_000
 _CREATING = 0x616E6172  # "anar": the advisory lock under which a schema is made, with its name
+_MIGRATING_S = 600.0  # how long opening may take where the schema is brought forward
+_REPEATS = 5  # of that, where it and others waited for each other
 
 NUMBERS = {
     "early": limits.EARLY_MAX,
@@ -80,10 +85,18 @@ class Start:
     def _refused(self, what: str) -> StoreRefused:
         return StoreRefused(f"PostgreSQL at {self._location}: {what}")
 
-    async def run(self, connection: asyncpg.Connection, clock: port.StoreClock) -> None:
-        """Checks the server, makes the schema where it is missing, checks that too."""
+    async def run(
+        self, connection: asyncpg.Connection, clock: port.StoreClock, limit: asyncio.Timeout
+    ) -> None:
+        """Checks the server, makes the schema where it is missing or old, checks that too.
+
+        Its time is within `limit`, which is moved where a schema is to be brought forward.
+        """
         await self._check_server(connection)
-        if await self._version(connection) is None:
+        version = await self._version(connection)
+        if version in OLDER_VERSIONS:
+            limit.reschedule(asyncio.get_running_loop().time() + _MIGRATING_S)
+        if version is None or version in OLDER_VERSIONS:
             await self._make(connection)
         await self._check_schema(connection)
         await self._check_clock(connection, clock)
@@ -183,34 +196,53 @@ class Start:
 
     async def _make(self, connection: asyncpg.Connection) -> None:
         """Makes the schema, whoever comes first; the others wait for that and find it."""
-        schema = quoted(self._schema)
-        lock = "SELECT pg_catalog.pg_advisory_xact_lock($1, pg_catalog.hashtext($2))"
         try:
-            async with connection.transaction():
-                await connection.execute(
-                    "SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0"
-                )
-                await connection.execute(lock, _CREATING, self._schema)
-                if await self._version(connection) is not None:
+            for repeats_left in reversed(range(_REPEATS)):
+                try:
+                    async with connection.transaction():
+                        await self._make_under_lock(connection)
                     return
-                if not await connection.fetchval(_HAS_SCHEMA, self._schema):
-                    await connection.execute(f"CREATE SCHEMA {schema}")
-                await connection.execute(schema_sql(self._schema, NUMBERS))
-                await connection.execute(
-                    f"INSERT INTO {schema}.meta VALUES ($1, $2)",  # noqa: S608
-                    SCHEMA_VERSION,
-                    secrets.token_hex(16),
-                )
+                except asyncpg.DeadlockDetectedError:
+                    if not repeats_left:
+                        raise
         except asyncpg.InsufficientPrivilegeError as error:
             raise self._refused(
-                f"{error}: let a role that may create it open the store once, and {self._grants()};"
-                " or GRANT CREATE on the database to this role"
+                f"{error}: let a role that may create it, or that made it, open the store once, and"
+                f" {self._grants()}; or GRANT CREATE on the database to this role"
             ) from error
         except (asyncpg.DuplicateTableError, asyncpg.DuplicateFunctionError) as error:
             raise self._refused(
                 f"{error}: schema {self._schema} is another program's: name another schema with"
                 " ?schema="
             ) from error
+
+    async def _make_under_lock(self, connection: asyncpg.Connection) -> None:
+        """Makes the schema, or one of an earlier version the present: as a whole or not at all.
+
+        It never goes back. Whoever is still connected with an earlier version of Anarchon fails from
+        then on, as the functions that it calls are gone.
+        """
+        schema = quoted(self._schema)
+        lock = "SELECT pg_catalog.pg_advisory_xact_lock($1, pg_catalog.hashtext($2))"
+        await connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
+        await connection.execute(lock, _CREATING, self._schema)
+        version = await self._version(connection)
+        if version is None:
+            if not await connection.fetchval(_HAS_SCHEMA, self._schema):
+                await connection.execute(f"CREATE SCHEMA {schema}")
+            await connection.execute(schema_sql(self._schema, NUMBERS))
+            await connection.execute(
+                f"INSERT INTO {schema}.meta VALUES ($1, $2)",  # noqa: S608
+                SCHEMA_VERSION,
+                secrets.token_hex(16),
+            )
+        elif version in OLDER_VERSIONS:
+            await connection.execute(migration_sql(self._schema, version, NUMBERS))
+            await connection.execute(
+                f"UPDATE {schema}.meta SET version = $1",  # noqa: S608
+                SCHEMA_VERSION,
+            )
+            self._verified.append(f"brought from schema version {version} to {SCHEMA_VERSION}")
 
     async def _check_schema(self, connection: asyncpg.Connection) -> None:
         version = await self._version(connection)

@@ -13,22 +13,24 @@ from anarchon_backends.postgres._rows import (
     Document,
     failure_text,
     instance_text,
-    result_text,
     run_document,
     run_of,
+    said_of,
+    said_text,
 )
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
 CLAIM_TYPES = (
     "text text[] int8[] text[] text[] text[] text[] int8[] int8[] int8[] int8[] int8[] int8[]"
-    " bool[] bool[]"
+    " int8[] bool[] bool[]"
 )
 BEAT_TYPES = (
     "text text text int8 text bool text[] int8[] text[] text[] int8[] int8[] bool[]"
     " text[] int8[] text[] text[] int8"
 )
-COMPLETE_TYPES = "text text[] int8[] text[] text[] text[] text[] int8[]"
+COMPLETE_TYPES = "text text[] int8[] text[] text[] text[] text[] int8[] text"
+WRITE_TYPES = "text json json json json json bool text"
 REGISTER_TYPES = "text int8 text text int8 text text[] text[] json json json"
 PRUNE_TYPES = "text text[] int8[] int8[] int8[] bool[] json json int8 int8"
 
@@ -47,6 +49,7 @@ def claim_values(claim: port.Claim) -> tuple[object, ...]:
         claim.cancel_grace_ms,
         claim.max_attempts,
         claim.window_ms,
+        claim.retries,
     )
 
 
@@ -73,6 +76,7 @@ def answer_to_win(claim: port.Claim, fence: int, now: machine.Moment) -> port.Cl
         max_attempts=claim.max_attempts,
         window_ms=claim.window_ms,
         cancel_grace_ms=claim.cancel_grace_ms,
+        retries=claim.retries,
     )
     return port.ClaimAnswer(port.ClaimOutcome.WON, machine.view(run, now))
 
@@ -137,7 +141,7 @@ def fences_of_beat(beat: port.Beat, document: Document) -> dict[str, int]:
 
 
 def complete_values(completions: Sequence[port.Completion]) -> tuple[object, ...]:
-    """The parameters of `complete`, but for the namespace."""
+    """The parameters of `complete`, but for the namespace and the news."""
     seen: set[tuple[str, int]] = set()
     return (
         [each.job for each in completions],
@@ -169,12 +173,14 @@ def plain_state(completion: port.Completion, seen: set[tuple[str, int]]) -> str:
     if not first or completion.outcome.stopped is not None:
         return ""
     failed = completion.outcome.failure is not None
+    if failed and completion.retry_in_ms is not None:
+        return ""
     return model.RunState.FAILED if failed else model.RunState.SUCCESS
 
 
 def kept_result(outcome: model.Outcome) -> str:
     """What is kept of a result: nothing of an attempt that failed."""
-    return "" if outcome.failure is not None else result_text(outcome.result)
+    return "" if outcome.failure is not None else said_text(outcome.result)
 
 
 def with_outcome(run: model.Run, outcome: model.Outcome) -> model.Run:
@@ -182,6 +188,13 @@ def with_outcome(run: model.Run, outcome: model.Outcome) -> model.Run:
     assert run.current is not None
     result = "" if outcome.failure is not None else outcome.result
     return replace(run, current=replace(run.current, failure=outcome.failure, result=result))
+
+
+def with_due(
+    answer: port.TokenAnswer, due: model.Run | None, now: machine.Moment
+) -> port.TokenAnswer:
+    """The answer to a result, with the run that waits for the end of the one it ended."""
+    return replace(answer, due=machine.view(due, now)) if due else answer
 
 
 def in_order(runs: Iterable[model.Run], now: machine.Moment) -> tuple[model.RunView, ...]:
@@ -228,4 +241,10 @@ def job_view(row: Document, now: machine.Moment) -> model.JobView:
         definitions_differ=len({definition_id for definition_id, _ in held}) > 1,
         instance_ids=tuple(sorted({label for _, label in held})),
         last_run=machine.without_traces(machine.view(last, now)) if last else None,
+        paused_at=row["paused_at"],
+        pause_reason=said_of(row["pause_reason"]),
+        schedules=tuple(
+            model.ScheduleInUse(schedule_id, settled, model.JobSpec.from_json(spec))
+            for schedule_id, settled, spec in sorted(row["in_use"] or ())
+        ),
     )

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from anarchon_backends.rabbitmq import _management
 from anarchon_backends.rabbitmq._address import Address
 from anarchon_backends.rabbitmq._claims import TYPE, Claims, passing_of
 from anarchon_backends.rabbitmq._connection import HEARTBEAT_S, AccessDenied, Link
@@ -30,7 +31,7 @@ class Findings:
 async def check(link: Link, address: Address, namespace: str) -> Findings:
     """Looks at the broker and tries a claim on it. Raises `StoreRefused` for what is fatal."""
     found = Findings()
-    _check_server(await link.server(link.deadline()), found)
+    version = _check_server(await link.server(link.deadline()), found)
     await _check_claim(link, address, namespace, found)
     if address.virtual_host == "/":
         found.doubts.append(
@@ -42,6 +43,9 @@ async def check(link: Link, address: Address, namespace: str) -> Findings:
         )
     else:
         found.verified.append(f"the virtual host {address.virtual_host!r} is not everybody's")
+    verified, doubts = await _management.look(address, namespace, version)
+    found.verified += verified
+    found.doubts += doubts
     return found
 
 
@@ -64,17 +68,20 @@ def denied(error: AccessDenied, location: str) -> StoreRefused:
     return StoreRefused(f"{location}: {said}; {advice}")
 
 
-def _check_server(properties: dict[str, Any], found: Findings) -> None:
+def _check_server(properties: dict[str, Any], found: Findings) -> tuple[int, ...]:
+    """The broker's version, as two numbers."""
     product, version = str(properties.get("product", "")), str(properties.get("version", ""))
     if product != "RabbitMQ":
         raise StoreRefused(
             f"the broker calls itself {product[:40]!r}: only RabbitMQ is known to refuse a "
             "declaration that differs from the first"
         )
-    if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise StoreRefused(f"the broker is RabbitMQ {version[:40]}: {oldest} or newer is needed")
     found.verified.append(f"RabbitMQ {version}; heartbeats every {HEARTBEAT_S} s are agreed on")
+    return numbers
 
 
 async def _check_claim(link: Link, address: Address, namespace: str, found: Findings) -> None:

@@ -29,16 +29,15 @@ from anarchon_backends.redis._connection import AccessDenied
 from anarchon_backends.redis._script import Script
 from anarchon_backends.redis_lease import _scripts
 from anarchon_backends.redis_lease._batches import (
-    BEAT_KINDS,
+    beat_answer,
     beat_form,
     beat_items,
+    beat_said,
     claim_answer,
     claim_item,
     completion_item,
     definition_item,
     fences_of,
-    look_answer,
-    number_of,
     plan_answer,
     plan_item,
     registration,
@@ -208,45 +207,30 @@ class RedisLeaseStore:
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. A long one goes in several parts; the last says that the instance lives."""
         items = beat_items(beat)
-        about_us = {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
-        common = {"sweep_limit": beat.sweep_limit}
-        asked = self._calls.of_jobs(_scripts.BEAT, items, common, form=beat_form, last=about_us)
-        if self._calls.apart:
-            alive = self._calls.of_namespace(_scripts.ALIVE, about_us)
-            parts, told_last = await _both(asked, alive)
-        else:
-            parts = await asked
-            told_last = replies_of(parts)[-1]
-        answers: list[tuple[dict[str, Any], machine.Moment]] = [({}, moment(0))] * len(items)
-        unfinished: dict[tuple[str, str], model.RunView] = {}  # by job and slot
+        parts, about_us = await self._beat(beat, items)
+        told = replies_of(parts)
         fences: dict[str, int] = {}
-        for told, part in zip(replies_of(parts), parts, strict=True):
-            now = moment(int(told["now_us"]))
-            said = [each for kind in BEAT_KINDS for each in told[kind] or ()]
-            fences |= fences_of([items[place]["job"] for place in part.places], said)
-            for place, each in zip(part.places, said, strict=True):
-                answers[place] = each, now
-            for each in told["unfinished"] or ():
-                if (seen := look_answer({"run": each}, now)) is not None:
-                    unfinished[each["job"], each["slot"]] = seen
-        views = sorted(
-            unfinished.values(), key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job)
-        )
-        looked, swept = len(beat.renewals), len(beat.renewals) + len(beat.looks)
-        answer = port.BeatAnswer(
-            renewals=tuple(token_answer(*each) for each in answers[:looked]),
-            looks=tuple(look_answer(*each) for each in answers[looked:swept]),
-            unfinished=tuple(views[: beat.sweep_limit]),
-            settled=tuple(number_of(each.get("settled")) for each, _ in answers[swept:]),
-            known=told_last["known"],
-            twins=tuple(told_last["twins"] or ()),
-        )
+        for part, each in zip(parts, told, strict=True):
+            fences |= fences_of([items[place]["job"] for place in part.places], beat_said(each))
+        answer = beat_answer(beat, [(part.places, part.reply or {}) for part in parts], about_us)
         if beat.leaving:
             incarnation = beat.instance.incarnation
             with _begun():
                 survey = await self._calls.of_namespace(_scripts.SURVEY, {"leaving": incarnation})
                 await self._forget(survey["gone"] or (), leaving=True)
-        return reply([*replies_of(parts), told_last], [answer], fences)
+        return reply([*told, about_us], [answer], fences)
+
+    async def _beat(
+        self, beat: port.Beat, items: Sequence[dict[str, Any]]
+    ) -> tuple[list[Part], Reply]:
+        """The parts of a heartbeat, and the reply to that which is about the instance."""
+        instance = {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
+        common = {"sweep_limit": beat.sweep_limit}
+        asked = self._calls.of_jobs(_scripts.BEAT, items, common, form=beat_form, last=instance)
+        if self._calls.apart:
+            return await _both(asked, self._calls.of_namespace(_scripts.ALIVE, instance))
+        parts = await asked
+        return parts, replies_of(parts)[-1]
 
     async def complete(
         self, completions: Sequence[port.Completion]

@@ -10,7 +10,13 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from anarchon_backends.redis_lease._rows import Unreadable, failure_text, kept_definition, run_of
+from anarchon_backends.redis_lease._rows import (
+    Unreadable,
+    failure_text,
+    kept_definition,
+    moment,
+    run_of,
+)
 from anarchon_server.core import limits, machine, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown
@@ -218,6 +224,47 @@ def token_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.TokenAn
         with suppress(Unreadable):
             return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), view_of(answer, now))
     return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
+
+
+def beat_said(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers of one part of a heartbeat, in the order of its items."""
+    return [each for kind in BEAT_KINDS for each in told[kind] or ()]
+
+
+def beat_answer(
+    beat: port.Beat,
+    parts: Iterable[tuple[Sequence[int], Mapping[str, Any]]],
+    about_us: Mapping[str, Any],
+) -> port.BeatAnswer:
+    """What became of a heartbeat: its parts, with the places of their items, put together."""
+    renewed, looked = len(beat.renewals), len(beat.renewals) + len(beat.looks)
+    renewals: dict[int, port.TokenAnswer] = {}
+    looks: dict[int, model.RunView | None] = {}
+    settled: dict[int, int | None] = {}
+    unfinished: dict[tuple[str, str], model.RunView] = {}  # by job and slot
+    for places, told in parts:
+        now = moment(int(told["now_us"]))
+        for place, each in zip(places, beat_said(told), strict=True):
+            if place < renewed:
+                renewals[place] = token_answer(each, now)
+            elif place < looked:
+                looks[place] = look_answer(each, now)
+            else:
+                settled[place] = number_of(each.get("settled"))
+        for each in told["unfinished"] or ():
+            if (seen := look_answer({"run": each}, now)) is not None:
+                unfinished[each["job"], each["slot"]] = seen
+    views = sorted(
+        unfinished.values(), key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job)
+    )
+    return port.BeatAnswer(
+        renewals=tuple(renewals[place] for place in sorted(renewals)),
+        looks=tuple(looks[place] for place in sorted(looks)),
+        unfinished=tuple(views[: beat.sweep_limit]),
+        settled=tuple(settled[place] for place in sorted(settled)),
+        known=about_us["known"],
+        twins=tuple(about_us["twins"] or ()),
+    )
 
 
 def plan_answer(answer: Mapping[str, Any]) -> port.PlanAnswer:

@@ -1,5 +1,6 @@
 """AdminService: what people and dashboards use. Reads from the store, so any instance answers for
-the whole namespace.
+the whole namespace; where the backend keeps no history it answers for itself, and says so in the
+trailing metadata and in what is not found.
 
 Imports the stubs, core and `loop`.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from google.protobuf.message import Message
 
@@ -41,8 +43,12 @@ PREVIEW_DEFAULT = 10
 _SLOT_MOST = 2**53 - 1
 """Beyond it a store could not compare slots exactly, and there are none."""
 
-BACKENDS_WITH_HISTORY = ("memory", "postgres", "redis:lease", "sqlite")
-"""Anarchon's own, by the names in their capabilities."""
+SCOPE_KEY = "anarchon-scope"
+"""In the trailing metadata of an answer that is an instance's own: which one's, percent-encoded."""
+
+_FROM_STORE = frozenset(
+    {"ListJobs", "GetJob", "ListRuns", "GetRun", "ListInstances", "GetInstance"}
+)
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
@@ -55,6 +61,9 @@ def _answered(
 
     @wraps(method)
     async def served(self: AdminServicer, request: M, context: Context) -> R:
+        if self._answers_for_itself and method.__name__ in _FROM_STORE:
+            scope = quote(self._label, safe=":")
+            context.set_trailing_metadata(((SCOPE_KEY, f"instance={scope}"),))
         try:
             return await method(self, request)
         except AnarchonError as error:
@@ -71,6 +80,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._store = loop.store
         self._operator = Operator(loop)
         self._namespace = namespace
+
+    @property
+    def _answers_for_itself(self) -> bool:
+        """Whether this instance knows nothing of others, as the store keeps nothing of them."""
+        return not self._store.capabilities.history
+
+    @property
+    def _label(self) -> str:
+        return self._loop.status().instance.instance_id
+
+    def _hint(self, usual: str, own: str) -> str:
+        """What to do where something is not found; `own`: what this instance alone knows of."""
+        if not self._answers_for_itself:
+            return usual
+        backend = self._store.capabilities.backend
+        return f"{backend} keeps no history of the namespace: {self._label} knows only {own}"
 
     # ── Jobs ────────────────────────────────────────────────────────────────────────────────────
 
@@ -119,7 +144,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         _name_in("job", name)
         reply = await self._loop.read(lambda: self._store.jobs((name,), "", 1))
         if not reply.answers:
-            raise NotFoundError("job", name, "it is there once an instance has subscribed with it")
+            usual = "it is there once an instance has subscribed with it"
+            raise NotFoundError("job", name, self._hint(usual, "the jobs of its own sessions"))
         return reply.answers[0], reply.store_at
 
     def _job_out(self, view: model.JobView, store_at: int) -> admin_pb2.Job:
@@ -153,7 +179,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @_answered
     async def ListRuns(self, request: admin_pb2.ListRunsRequest) -> admin_pb2.ListRunsResponse:
         """Lists runs, newest slot first."""
-        self._needs_history()
         size = _page_size(request.page_size)
         after = _page_read(request.page_token, 2)
         query = RunQuery(
@@ -173,14 +198,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     @_answered
     async def GetRun(self, request: admin_pb2.GetRunRequest) -> admin_pb2.GetRunResponse:
         """Gets one run, with stack traces."""
-        self._needs_history()
         if not request.job:
             raise InvalidError("job", request.job, "name the run's job")
         job, slot = _name_in("job", request.job), _slot_in("slot", request.slot)
         query = RunQuery(job=job, slot=slot, limit=1, traces=True)
         reply = await self._loop.read(lambda: self._store.runs(query))
         if not reply.answers:
-            raise NotFoundError("run", f"{request.job} {request.slot}")
+            hint = self._hint("", "the runs that it won")
+            raise NotFoundError("run", f"{request.job} {request.slot}", hint)
         return admin_pb2.GetRunResponse(run=wire.run_out(reply.answers[0]))
 
     # ── Instances ───────────────────────────────────────────────────────────────────────────────
@@ -217,7 +242,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             if instance.instance_id == request.instance_id:
                 found = wire.instance_out(instance, self._namespace)
                 return admin_pb2.GetInstanceResponse(instance=found)
-        raise NotFoundError("instance", request.instance_id, "anarchon instances lists them")
+        hint = self._hint("anarchon instances lists them", "itself: ask that one")
+        raise NotFoundError("instance", request.instance_id, hint)
 
     # ── Control ─────────────────────────────────────────────────────────────────────────────────
 
@@ -265,11 +291,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _not_yet(self, feature: str) -> UnsupportedError:
         return UnsupportedError(feature, self._store.capabilities.backend, ())
-
-    def _needs_history(self) -> None:
-        if not self._store.capabilities.history:
-            backend = self._store.capabilities.backend
-            raise UnsupportedError("history of the namespace", backend, BACKENDS_WITH_HISTORY)
 
 
 # ── Names ───────────────────────────────────────────────────────────────────────────────────────

@@ -919,6 +919,10 @@ async def test_a_job_that_somebody_spoilt_spoils_no_other(cluster: Cluster) -> N
     assert not (await first.plan([SLOT])).done
     with pytest.raises(StoreUnavailable, match="'job' in the store is not as Anarchon writes it"):
         await first.history(job=JOB)
+    cluster.advance(2 * DAY)
+    await first.beat(leaving=True)
+    await second.beat()
+    assert await second.prune(history_ms=DAY) == 1, "the run of the other"
 
 
 async def test_an_instance_that_somebody_spoilt_does_not_count_and_goes(cluster: Cluster) -> None:
@@ -1025,6 +1029,30 @@ async def test_s28_a_definition_registered_anew_while_it_is_pruned_keeps_its_spe
     assert view.spec == old.spec
 
 
+async def test_s28_a_definition_held_anew_while_it_is_about_to_be_dropped_stays(
+    cluster: Cluster,
+) -> None:
+    """Whoever prunes has read who holds what before, and reads the job after it was registered."""
+    first, second = await cluster.nodes_of(2)
+    await second.register(definition("stays"))
+    old = definition(labels=(("v", "old"),))
+    await first.register(old)
+    await first.register(definition())
+    cluster.advance(2 * DAY)
+    await first.beat()
+    members = store_of(second)._members
+    roll = members.roll
+
+    async def roll_and_then(call: Any) -> Any:
+        seen = await roll(call)
+        await first.register(old)
+        return seen
+
+    members.roll = roll_and_then  # type: ignore[method-assign]
+    await second.prune(history_ms=DAY)
+    assert old.definition_id in (await truth(second))["definitions"]
+
+
 async def test_s28_a_job_that_is_forgotten_leaves_its_floor_and_fence_alone(
     cluster: Cluster,
 ) -> None:
@@ -1058,7 +1086,7 @@ async def test_s10_kill_9_under_load_loses_no_run_and_gives_none_twice(
         server.start()
 
     async with cluster_on(lease_url(server.url)) as cluster:
-        await compete(cluster, kill, slots=300)
+        await compete(cluster, kill, slots=200)
 
 
 @pytest.mark.timeout(180)
@@ -1074,11 +1102,11 @@ async def test_s10_the_leaders_death_under_load_loses_no_run_and_gives_none_twic
         three.wait()
 
     async with cluster_on(lease_url(three.url)) as cluster:
-        await compete(cluster, kill, slots=200)
+        await compete(cluster, kill, slots=120)
 
 
 async def compete(cluster: Cluster, kill: Callable[[], None], slots: int) -> None:
-    """Six instances claim all slots and end what they won, while servers die three times."""
+    """Six instances claim all slots and end what they won, while servers die twice."""
     places = range(T0 + PERIOD, T0 + (slots + 1) * PERIOD, PERIOD)
     won: list[tuple[int, str]] = []
     failures: Counter[str] = Counter()
@@ -1107,7 +1135,7 @@ async def compete(cluster: Cluster, kill: Callable[[], None], slots: int) -> Non
             assert told.outcome == "recorded"
 
     working = [asyncio.create_task(work(node)) for node in nodes]
-    for share in (0.2, 0.5, 0.8):
+    for share in (0.3, 0.7):
         await until(lambda share=share: len(won) >= share * len(places))  # type: ignore[misc]
         await asyncio.to_thread(kill)
     await asyncio.gather(*working)

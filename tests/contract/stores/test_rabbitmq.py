@@ -14,10 +14,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from anarchon_backends.rabbitmq import RabbitmqStore
+from anarchon_backends.rabbitmq import RabbitmqStore, _management
 from anarchon_backends.rabbitmq._address import Address, address_of
 from anarchon_backends.rabbitmq._claims import (
     Claims,
@@ -74,8 +75,8 @@ def start() -> Iterator[Callable[..., rabbitmq.Broker]]:
     """Starts brokers of the test's own, and stops them after it."""
     brokers: list[rabbitmq.Broker] = []
 
-    def started(kind: str, *settings: str) -> rabbitmq.Broker:
-        broker = rabbitmq.private(kind, *settings)
+    def started(kind: str, *settings: str, **given: Any) -> rabbitmq.Broker:
+        broker = replace(rabbitmq.private(kind, *settings), **given)
         brokers.append(broker)
         return broker.start()
 
@@ -119,8 +120,9 @@ def port_of(url: str) -> int:
 
 async def until(true: Callable[[], bool]) -> None:
     """Waits for what a broker or a task gives no other signal of."""
-    while not true():  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(90):
+        while not true():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.005)
 
 
 async def answer_of(node: Node, claim: Claim) -> ClaimOutcome:
@@ -531,6 +533,112 @@ async def test_claims_go_on_while_the_broker_lets_nobody_publish(
         await node.beat()
 
 
+# Clusters
+
+
+@asynccontextmanager
+async def cluster_of_three(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> AsyncIterator[list[rabbitmq.Broker]]:
+    first = await asyncio.to_thread(start, kind)
+    others = await asyncio.gather(*(asyncio.to_thread(start, kind, beside=first) for _ in range(2)))
+    for each in others:
+        await asyncio.to_thread(each.join)
+    yield [first, *others]
+
+
+def url_of(*brokers: rabbitmq.Broker) -> str:
+    hosts = ",".join(f"127.0.0.1:{broker.port}" for broker in brokers)
+    return f"amqp://guest:guest@{hosts}/{rabbitmq.VHOST}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["rabbitmq", "rabbitmq-new"])
+async def test_s10_a_cluster_that_loses_nodes_gives_no_slot_twice(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    """Of three nodes one dies, then another, and one comes back; the claims are quorum queues."""
+    async with cluster_of_three(kind, start) as brokers:
+        first, second, third = brokers
+        kept = await claimed_on_a_node_that_dies(first, third)
+        won: list[int] = []
+        asked = 0
+        async with cluster_on("") as cluster:
+            nodes = []
+            for way in ((first, second), (second, first), (first, third)):
+                cluster.database = Database(f"{url_of(*way)}?queue_type=quorum#")
+                nodes.append(await cluster.node(op_timeout_ms=1_000))
+            cluster.advance_to(T0 + 10_000 * PERIOD)
+            stop = asyncio.Event()
+
+            async def work(node: Node) -> None:
+                nonlocal asked
+                for n in range(1, 10_000):
+                    slot = T0 + n * PERIOD
+                    claim = node.wish(slot, start_deadline_ms=10 * DAY)
+                    asked = max(asked, n)
+                    if await answer_of(node, claim) is ClaimOutcome.WON:
+                        won.append(slot)
+                    if stop.is_set() and n >= asked:
+                        return
+
+            working = [asyncio.create_task(work(node)) for node in nodes]
+            await until(lambda: len(won) > 20)
+            third.kill()
+            seen = len(won)
+            await until(lambda: len(won) > seen + 20)  # with two of three it goes on
+            second.kill()
+            await until_no_quorum(nodes[0])
+            await asyncio.to_thread(second.start)
+            seen = len(won)
+            await until(lambda: len(won) > seen + 20)
+            stop.set()
+            await asyncio.gather(*working)
+        assert sorted(won) == list(range(T0 + PERIOD, T0 + (len(won) + 1) * PERIOD, PERIOD))
+        await asyncio.to_thread(third.start)
+        async with cluster_on(f"{url_of(first)}#{kept}") as cluster:
+            late = await cluster.node()
+            cluster.advance_to(SLOT)
+            assert await answer_of(late, late.wish(SLOT)) is ClaimOutcome.LOST
+
+
+async def claimed_on_a_node_that_dies(first: rabbitmq.Broker, other: rabbitmq.Broker) -> str:
+    """A classic queue is on one node: while that is down, nobody knows who won. Its namespace."""
+    prefix = "classic."
+    async with cluster_on(f"{url_of(other)}#{prefix}") as cluster:
+        winner = await cluster.node()
+        cluster.database = Database(f"{url_of(first)}#{prefix}")
+        rival = await cluster.node()
+        await mute(winner)
+        cluster.advance_to(SLOT)
+        await winner.win(SLOT)
+        assert (await rival.claim(SLOT)).outcome == "lost"
+        other.kill()
+        with pytest.raises(OutcomeUnknown, match="down"):
+            await losing_on(rival)
+        await asyncio.to_thread(other.start)
+        assert await answer_of(rival, rival.wish(SLOT)) is ClaimOutcome.LOST
+    return prefix
+
+
+async def losing_on(node: Node) -> None:
+    """Asks until there is an error, as there is once a node's death is noticed."""
+    while True:
+        assert (await node.claim(SLOT)).outcome == "lost"
+
+
+async def until_no_quorum(node: Node) -> None:
+    """Waits for a claim without an answer, which comes in time."""
+    for slot in range(node.cluster.now - 1_000, node.cluster.now):
+        try:
+            async with asyncio.timeout(5):
+                answer = await node.claim(slot, **ANY_TIME)
+        except StoreError:
+            return
+        assert answer.outcome in ("won", "unknown")
+    raise AssertionError("one of three nodes goes on by itself")
+
+
 # What others say
 
 
@@ -788,6 +896,86 @@ def test_a_url_says_where_and_how() -> None:
         False,
         False,
     )
+
+
+# What operators alone are told
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", ["rabbitmq", "rabbitmq-new"])
+async def test_the_management_api_is_asked_for_policies_and_nodes(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    (port,) = rabbitmq.free_ports(1)
+    broker = await asyncio.to_thread(
+        start,
+        kind,
+        "management.tcp.ip = 127.0.0.1",
+        f"management.tcp.port = {port}",
+        plugins=("rabbitmq_management",),
+    )
+    await until(lambda: rabbitmq.is_listening(port))
+    base = broker.url
+    broker.ctl("add_user", "seer", "seer")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "seer", "^an[.]", "^an[.]", "^an[.]")
+    url = f"{base.replace('guest:guest', 'seer:seer')}?management=http://127.0.0.1:{port}"
+
+    _, doubts = await report_of(url)
+    assert "did not answer as it should (HTTP 401)" in doubts
+    broker.ctl("set_user_tags", "seer", "monitoring")
+    verified, doubts = await report_of(url)
+    assert doubts == "", "nothing is left in doubt"
+    assert "no policy makes the broker forget claims" in verified
+    assert ("kept by Khepri" if kind == "rabbitmq-new" else "is one node") in verified
+
+    policy = ("set_policy", "-p", rabbitmq.VHOST, "--apply-to", "queues", "short")
+    broker.ctl(*policy, "^an[.]", '{"expires": 300}')
+    with pytest.raises(StoreRefused, match=r"policy 'short'.*after 300 ms, and slots would run twi"):
+        await report_of(url)
+    async with cluster_on(f"{base}#") as cluster:  # which is what it is refused for
+        first, second = await cluster.nodes_of(2)
+        await mute(first)
+        cluster.advance_to(SLOT)
+        await first.win(SLOT)
+        while (await second.claim(SLOT)).outcome != "won":
+            pass
+    broker.ctl(*policy, "^an[.]default[.]other", '{"expires": 300}')
+    _, doubts = await report_of(url)
+    assert "the policy 'short' has queues deleted after 300 ms" in doubts
+    broker.ctl(*policy, r"^an\p{P}", '{"expires": 300}')
+    with pytest.raises(StoreRefused, match="policy 'short'"):
+        await report_of(url)
+    broker.ctl(*policy, "^an[.]", '{"expires": 3600000}')
+    operators = ("set_operator_policy", *policy[1:], "^an[.]", '{"expires": 1000}')
+    assert (await report_of(url))[1] == ""
+    broker.ctl(*operators)
+    with pytest.raises(StoreRefused, match=r"policy 'short'.*after 1000 ms"):
+        await report_of(url)
+
+
+def test_what_a_cluster_leaves_in_doubt() -> None:
+    nodes: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    classic = address_of("amqp://h/v?management=http://h:15672")
+    quorum = replace(classic, queue_type="quorum")
+    on, off = ({"name": "khepri_db", "state": state} for state in ("enabled", "disabled"))
+    in_mnesia, on_one_node = _management.of_nodes(nodes, [off], classic, khepri=False)[1]
+    assert "both sides may give a slot a winner" in in_mnesia
+    assert "pause_minority" in in_mnesia.fix
+    assert "a classic queue is on one of them" in on_one_node
+    assert "queue_type=quorum" in on_one_node.fix
+    verified, doubts = _management.of_nodes(nodes, [on], quorum, khepri=False)
+    assert (len(verified), doubts) == (1, [])
+    assert _management.of_nodes(nodes, [], quorum, khepri=True)[1] == []
+
+
+async def test_a_management_api_that_is_not_there_is_a_doubt(kind: str) -> None:
+    (port,) = rabbitmq.free_ports(1)
+    url = f"{rabbitmq.session_url(kind)}?management=http://127.0.0.1:{port}"
+    _, doubts = await report_of(url)
+    assert "did not answer as it should" in doubts
+    _, doubts = await report_of(rabbitmq.session_url(kind))
+    assert "could not be looked for" in doubts
+    assert ("partitions" in doubts) == (kind != "rabbitmq-new")
 
 
 # TLS

@@ -78,6 +78,11 @@ def test_what_stands_alone_before_the_host_is_a_token() -> None:
         ("nats://u:hunter2@host?prefix=", "prefix is '': it is 1 to 32 of"),
         ("nats://u:hunter2@host?inbox=_INBOX.*", "inbox is '_INBOX.*': it is a subject without"),
         ("nats://u:hunter2@host?domain=a%20b", "domain is 'a b'"),
+        (
+            "nats://u:hunter2@host?monitor=host:8222",
+            "monitor has 'host:8222': it is the address of",
+        ),
+        ("nats://u:hunter2@host?monitor=http://a/x", "monitor has 'http://a/x'"),
         ("nats://u:hunter2@host?tls_verify=none", "tls_verify is for tls: only"),
         ("tls://u:hunter2@host?tls_verify=maybe", "tls_verify is 'maybe': use one of: full, none"),
         ("tls://u:hunter2@host?tls_ca=/nowhere", "tls_ca is '/nowhere': there is no such file"),

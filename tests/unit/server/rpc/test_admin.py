@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,11 +13,9 @@ from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
 from anarchon_server.core.engine import SessionView
 from anarchon_server.core.model import JobView, RunView
-from anarchon_server.core.store import Capabilities, OpenOptions, Reply, RunQuery
-from anarchon_server.opening import known_schemes, open_store
+from anarchon_server.core.store import Capabilities, Reply, RunQuery
 from anarchon_server.rpc import admin as rpc_admin
 from anarchon_server.rpc import conversion as wire
-from anarchon_server.testing import VirtualClock
 from tests.unit.server.sidecars import (
     Sidecar,
     error_of,
@@ -276,34 +273,60 @@ async def test_an_unknown_run_is_not_found(sidecar: Sidecar) -> None:
     assert "name the run's job" in error.details()
 
 
-async def test_a_backend_without_history_says_so(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def alone(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> Sidecar:
+    """A sidecar on a backend that keeps no history of the namespace."""
     without = property(lambda _: Capabilities("rabbitmq", history=False))
     monkeypatch.setattr(type(sidecar.store), "capabilities", without)
-    error = await error_of(sidecar.admin.ListRuns(admin_pb2.ListRunsRequest()))
-    assert trailer(error) == "UNSUPPORTED"
-    assert "rabbitmq" in error.details()
-    assert error.details().endswith("backends that can: memory, postgres, redis:lease, sqlite")
+    return sidecar
 
 
-def test_every_backend_of_anarchon_that_keeps_history_is_named_where_one_does_not(
-    tmp_path: Path,
+async def scope_of(call: Any) -> str | None:
+    """Whose the answer is, as its trailing metadata says."""
+    await call
+    said = dict(await call.trailing_metadata())
+    value = said.get(rpc_admin.SCOPE_KEY)
+    assert value is None or isinstance(value, str)
+    return value
+
+
+def reads(sidecar: Sidecar) -> list[Any]:
+    """A call of every method that reads from the store."""
+    admin = sidecar.admin
+    return [
+        admin.ListJobs(admin_pb2.ListJobsRequest()),
+        admin.GetJob(admin_pb2.GetJobRequest(job="a")),
+        admin.ListRuns(admin_pb2.ListRunsRequest()),
+        admin.ListInstances(admin_pb2.ListInstancesRequest()),
+        admin.GetInstance(admin_pb2.GetInstanceRequest()),
+    ]
+
+
+async def test_s30_a_backend_without_history_answers_for_the_instance_and_says_so(
+    alone: Sidecar,
 ) -> None:
-    places = {
-        "memory": "memory:",
-        "sqlite": f"sqlite://{tmp_path}/a.db",
-        "redis": "redis://localhost/0",
-        "rediss": "rediss://localhost/0",
-        "valkey": "valkey://localhost/0",
-        "valkeys": "valkeys://localhost/0",
-        "postgres": "postgres://localhost/a",
-        "postgresql": "postgresql://localhost/a",
-    }
-    options = OpenOptions("default", VirtualClock(0))
-    able = [open_store(places[scheme], options).capabilities for scheme in known_schemes()]
-    with_history = {each.backend for each in able if each.history}
-    assert with_history == set(rpc_admin.BACKENDS_WITH_HISTORY)
+    stream = await subscribe(alone, every("a"))
+    assert [await scope_of(call) for call in reads(alone)] == ["instance=test:1"] * 5
+    stream.cancel()
+
+
+async def test_s30_a_backend_with_history_answers_for_the_namespace(sidecar: Sidecar) -> None:
+    stream = await subscribe(sidecar, every("a"))
+    assert [await scope_of(call) for call in reads(sidecar)] == [None] * 5
+    stream.cancel()
+
+
+async def test_what_another_instance_may_know_is_not_found_here_and_why(alone: Sidecar) -> None:
+    admin = alone.admin
+    for call, own in (
+        (admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=1)), "the runs that it won"),
+        (admin.GetJob(admin_pb2.GetJobRequest(job="b")), "the jobs of its own sessions"),
+        (admin.GetInstance(admin_pb2.GetInstanceRequest(instance_id="o")), "itself: ask that one"),
+    ):
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        expected = f"rabbitmq keeps no history of the namespace: test:1 knows only {own}"
+        assert error.details().endswith(expected)
 
 
 # ── Instances ───────────────────────────────────────────────────────────────────────────────────
