@@ -25,9 +25,11 @@ STORES = ("tests/contract/stores/", "tests/unit/backends/")
 OWN: dict[str, dict[str, str]] = {
     "tests/unit/backends/test_memory.py": {"": "memory"},
     "tests/unit/backends/test_sqlite.py": {"": "sqlite"},
+    "tests/unit/backends/test_sqlite_migration.py": {"": "sqlite"},
     "tests/unit/backends/test_nats.py": {"": "nats"},
     "tests/unit/backends/test_nats_lease.py": {"": "nats-lease"},
     "tests/contract/stores/test_postgres.py": {"": "postgres"},
+    "tests/contract/stores/test_postgres_migration.py": {"": "postgres"},
     "tests/contract/stores/test_redis.py": {"": "redis", "valkey": "valkey"},
     "tests/contract/stores/test_redis_cluster.py": {"": "redis-cluster"},
     "tests/contract/stores/test_redis_claim.py": {

@@ -184,5 +184,42 @@ def test_every_other_command_is_one_that_there_is() -> None:
                 assert file in FILES
             case ["anarchon", "serve", *flags]:
                 assert flags in ([], ["--listen", "127.0.0.1:7421"])
+            case ["anarchon", "exec", *_]:
+                assert command == _only_exec()
             case _:
                 assert command.startswith(ANSWERED), f"nobody runs: {command}"
+
+
+def _only_exec() -> str:
+    (command,) = (each for each in COMMANDS if each.startswith("anarchon exec "))
+    return command
+
+
+def test_a_job_by_name_is_what_the_sidecars_file_says(
+    folder: Path, environ: dict[str, str]
+) -> None:
+    (block,) = blocks(README, "toml")
+    (folder / block.words[0]).write_text(block.text, encoding="utf-8")
+    comment = block.text.splitlines()[0].removeprefix("# ").partition(";")[0]
+    elsewhere = environ | {
+        "ANARCHON_LISTEN": f"unix:{folder}/by-name/s",
+        "ANARCHON_ADDRESS": f"unix:{folder}/by-name/s",
+        "ANARCHON_STORE": "memory:",
+    }
+    program = Program(shlex.split(comment), folder, elsewhere)
+    try:
+        program.wait_for(r"\bready\b")
+        application = Program([sys.executable, "by_name.py"], folder, elsewhere)
+        application.wait_for("attached to instance")
+        assert application.stop() == 0
+    finally:
+        assert program.stop() == 0
+
+
+def test_a_command_is_run_as_a_job(folder: Path, environ: dict[str, str], sidecar: Program) -> None:
+    words = shlex.split(_only_exec())
+    program = Program([*words[: words.index("--")], "--", "true"], folder, environ)
+    program.wait_for("attached to instance")
+    made = ran(["anarchon", "trigger", "backup", "--wait"], folder, environ)
+    assert made.rstrip().endswith(": success")
+    assert program.stop() == 0
