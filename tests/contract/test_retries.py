@@ -175,6 +175,10 @@ async def test_s21_a_timed_out_attempt_that_is_released_is_retried_at_once(
     seen = await begun(cluster, first, max_attempts=1)
     await first.renew(seen, cancel=CancelReason.TIMEOUT)
     await first.release(seen, Reason.RUNNER_LOST)
+    free = await first.run(SLOT)
+    assert free is not None
+    assert (free.run.state, free.run.freed) == (RunState.INTERRUPTED, Reason.RUNNER_LOST)
+    assert (last(free).state, last(free).reason) == (RunState.FAILED, Reason.TIMEOUT)
     answer = await second.take_over(seen, retries=1, max_attempts=1)
     assert answer.outcome is ClaimOutcome.WON
     assert answer.run is not None
