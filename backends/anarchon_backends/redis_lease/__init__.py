@@ -6,8 +6,7 @@ script, or one for every 250 items; in a cluster it is one a job, and whatever a
 in its job's keys. Registering, leaving and pruning go in several steps, each of which may be the
 last and may be done again. Whose clock decides: the `TIME` of the server that has the job, read
 inside the script, for slots and for leases; it may be stepped, so a takeover needs the second
-witness (S19, CLOCK_STEP). What it cannot do: catch-up and queues, which no backend has yet. What it
-can lose: with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged
+witness (S19, CLOCK_STEP). What it can lose: with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged
 last; the URL's `durability` narrows it. Imports the port, the model, what the backends of Redis
 share, the standard library and redis-py.
 """
@@ -36,6 +35,8 @@ from anarchon_backends.redis_lease._batches import (
     claim_answer,
     claim_item,
     completion_item,
+    control_answer,
+    control_item,
     definition_item,
     fences_of,
     plan_answer,
@@ -88,8 +89,15 @@ class RedisLeaseStore:
         self._server = server_of(address, options.op_timeout_ms)
         self._calls = Calls(self._server, options.namespace, clock, durable=address.durable)
         self._reader = Reader(self._server, self._calls, clock)
-        self._capabilities = port.Capabilities(backend="redis:lease", notifies=True)
-        self._freed_before = 0
+        self._capabilities = port.Capabilities(
+            backend="redis:lease",
+            notifies=True,
+            overlap=frozenset(model.OverlapPolicy),
+            catch_up=frozenset(model.CatchUpPolicy),
+            retries=True,
+            control=True,
+        )
+        self._news_before = 0
         self._pruned_to = ""
         self._watches: set[asyncio.Event] = set()
 
@@ -116,12 +124,12 @@ class RedisLeaseStore:
         return port.StoreReport(self._address.location, tuple(found.verified), tuple(found.doubts))
 
     async def _probe(self, found: _checks.Findings) -> None:
-        """Tries every command, makes the namespace, and reads how often runs were freed."""
+        """Tries every command, makes the namespace, and reads how often there were news."""
         namespace = self._calls.namespace
         batch = {"channel": f"{namespace}:news"}
         try:
             answers = [await self._calls.of_namespace(_scripts.PROBE, batch)]
-            self._freed_before = await self._reader.probe(namespace)
+            self._news_before = await self._reader.probe(namespace)
             for key in self._keys_elsewhere():
                 answers.append(await self._calls.of_key(_scripts.PROBE, key, batch))
                 await self._reader.probe(key)
@@ -138,7 +146,7 @@ class RedisLeaseStore:
         found.verified.append("scripts run, and every command they use is permitted")
         if not answers[0]["publishes"]:
             found.warn(
-                "publishing is not permitted: others notice a freed run only when they look",
+                "publishing is not permitted: others notice what is new only when they look",
                 f"add +publish and &{namespace}:news to what the user may do",
             )
 
@@ -158,7 +166,7 @@ class RedisLeaseStore:
             connection = await self._subscribe()
         except AccessDenied:
             found.warn(
-                "subscribing is not permitted: this instance notices a freed run when it looks",
+                "subscribing is not permitted: this instance notices what is new when it looks",
                 f"add +subscribe and &{self._calls.namespace}:news to what the user may do",
             )
         else:
@@ -173,10 +181,15 @@ class RedisLeaseStore:
     # Calls
 
     async def _replies(
-        self, script: Script, items: Sequence[dict[str, Any]], *, durable: bool = False
+        self,
+        script: Script,
+        items: Sequence[dict[str, Any]],
+        batch: Mapping[str, object] | None = None,
+        *,
+        durable: bool = False,
     ) -> tuple[list[Part], list[Reply], dict[str, int]]:
         """Carries out a batch: its parts, what the scripts said, and the fences."""
-        parts = await self._calls.of_jobs(script, items, durable=durable)
+        parts = await self._calls.of_jobs(script, items, batch, durable=durable)
         told = [part.reply for part in parts if part.reply is not None]
         if not items and not parts:
             told = [await self._calls.of_namespace(_scripts.MOMENT, {})]
@@ -203,6 +216,20 @@ class RedisLeaseStore:
         items = [plan_item(plan) for plan in plans]
         parts, _, fences = await self._replies(_scripts.SETTLE, items)
         return _in_order(parts, lambda answer, _: plan_answer(answer), fences)
+
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Pauses, resumes, triggers and cancels.
+
+        Who lives is asked first, where a job is to be resumed: what comes to be in use meanwhile is
+        the current definition's, or was in use before.
+        """
+        items = [control_item(act) for act in acts]
+        batch: dict[str, object] = {}
+        if any(isinstance(act, port.Resume) for act in acts):
+            told = await self._calls.of_namespace(_scripts.LIVE, {})
+            batch = {"live": list(told["live"] or ())}
+        parts, _, fences = await self._replies(_scripts.CONTROL, items, batch, durable=True)
+        return _in_order(parts, control_answer, fences)
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. A long one goes in several parts; the last says that the instance lives."""
@@ -395,7 +422,7 @@ class RedisLeaseStore:
         await self._calls.of_namespace(_scripts.FORGOTTEN, {"gone": seen, "leaving": leaving})
 
     async def watch(self) -> AsyncIterator[None]:
-        """Yields soon after a run was freed, counted from `open`.
+        """Yields soon after there were news (`machine.Saved`), counted from `open`.
 
         Raises `StoreUnavailable` when the connection is lost; a new watch tells what was missed.
         """
@@ -405,10 +432,10 @@ class RedisLeaseStore:
         connection = None
         try:
             connection = await self._subscribe()
-            freed = await self._reader.freed()
+            news = await self._reader.news()
             while True:
-                if freed != self._freed_before:
-                    self._freed_before = freed
+                if news != self._news_before:
+                    self._news_before = news
                     yield
                 reading = asyncio.create_task(connection.read_response(timeout=math.inf))
                 await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -416,7 +443,7 @@ class RedisLeaseStore:
                     reading.cancel()
                     return
                 said = reading.result()[2]
-                freed = int(said) if said.isdigit() else freed
+                news = int(said) if said.isdigit() else news
         except (RedisError, OSError) as error:
             if not closed.is_set():
                 raise StoreUnavailable(f"{self._address.location}: {error}") from error

@@ -5,6 +5,7 @@ Imports the port, the machine, the model, the limits, the errors and the standar
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -108,6 +109,7 @@ def claim_item(claim: port.Claim) -> dict[str, Any]:
         "cancel_grace_ms": claim.cancel_grace_ms,
         "max_attempts": claim.max_attempts,
         "window_ms": claim.window_ms,
+        "retries": claim.retries,
         "expected_at": claim.expected_at,
         "vouched": claim.vouched,
         "may_run": claim.may_run,
@@ -129,6 +131,8 @@ def plan_item(plan: port.Plan) -> dict[str, Any]:
         "deadlines": [missed.start_deadline_ms for missed in plan.slots],
         "more": plan.more,
         "limit": plan.limit,
+        "catch_up": plan.catch_up.value,
+        "window_ms": plan.window_ms,
     }
 
 
@@ -162,8 +166,11 @@ def completion_item(completion: port.Completion) -> dict[str, Any]:
     }
     if outcome.failure is not None:
         item["failure"] = failure_text(outcome.failure)
+        item["permanent"] = outcome.failure.permanent
     if outcome.stopped is not None:
         item["stopped"] = outcome.stopped.value
+    if completion.retry_in_ms is not None:
+        item["retry_in_ms"] = completion.retry_in_ms
     return item
 
 
@@ -176,6 +183,43 @@ def release_item(release: port.Release) -> dict[str, Any]:
         "incarnation": release.incarnation,
         "reason": release.reason,
     }
+
+
+def control_item(act: port.Control) -> dict[str, Any]:
+    """What operators ask, as the script reads it."""
+    match act:
+        case port.Pause():
+            return {"kind": "pause", "job": act.job, "reason": act.reason}
+        case port.Resume():
+            return {
+                "kind": "resume",
+                "job": act.job,
+                "paused_at": act.paused_at,
+                "latest_at": act.until,
+                "plans": [plan_item(plan) for plan in act.plans],
+                "passed": [
+                    {
+                        "schedule_id": each.schedule_id,
+                        "settled": each.settled,
+                        "slots": each.slots,
+                        "more": each.more,
+                    }
+                    for each in act.passed
+                ],
+            }
+        case port.TriggerRun():
+            return {
+                "kind": "trigger",
+                "job": act.job,
+                "request_id": act.request_id,
+                "payload": base64.b64encode(act.payload).decode(),
+                "slots": act.slots,
+                "latest_at": act.until,
+                "overlap": act.overlap.value,
+                "window_ms": act.window_ms,
+            }
+        case port.CancelRun():
+            return {"kind": "cancel", "job": act.job, "slot": act.slot, "message": act.message}
 
 
 @lru_cache(2 * limits.JOBS_MAX)  # an instance registers the same definitions again and again
@@ -214,7 +258,9 @@ def claim_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.ClaimAn
     """What became of a claim; a record that cannot be read leaves it open."""
     if answer["outcome"] != "broken":
         with suppress(Unreadable):
-            return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), view_of(answer, now))
+            payload = base64.b64decode(answer.get("payload", ""), validate=True)
+            outcome = port.ClaimOutcome(answer["outcome"])
+            return port.ClaimAnswer(outcome, view_of(answer, now), payload)
     return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
 
 
@@ -222,7 +268,9 @@ def token_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.TokenAn
     """Whether a token counted; nobody can hold what nobody can read."""
     if answer["outcome"] != "broken":
         with suppress(Unreadable):
-            return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), view_of(answer, now))
+            outcome = port.TokenOutcome(answer["outcome"])
+            due = look_answer({"run": answer.get("due")}, now)
+            return port.TokenAnswer(outcome, view_of(answer, now), due)
     return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
 
 
@@ -270,7 +318,17 @@ def beat_answer(
 def plan_answer(answer: Mapping[str, Any]) -> port.PlanAnswer:
     """What became of a plan."""
     done = answer["outcome"] == "done"
-    return port.PlanAnswer(done, number_of(answer.get("settled")), answer.get("missed", 0))
+    settled = number_of(answer.get("settled"))
+    return port.PlanAnswer(done, settled, answer.get("missed", 0), answer.get("due", 0))
+
+
+def control_answer(answer: Mapping[str, Any], now: machine.Moment) -> port.ControlAnswer:
+    """What became of what an operator asked."""
+    if answer["outcome"] == "broken":
+        raise OutcomeUnknown(
+            f"{answer['broken']}: not as Anarchon writes it; this was not done, and the rest was"
+        )
+    return port.ControlAnswer(port.ControlOutcome(answer["outcome"]), view_of(answer, now))
 
 
 def registration(job: str, answer: Mapping[str, Any]) -> port.Registration:

@@ -137,7 +137,7 @@ class Calls:
         *,
         durable: bool,
     ) -> list[Part]:
-        """All at once. That a run was freed is told the namespace afterwards: a wake-up at most."""
+        """All at once. News of jobs are told the namespace afterwards: a wake-up at most."""
         if not parts:
             return []
         calls = [
@@ -148,7 +148,7 @@ class Calls:
         ]
         answers = await self._server.run_each(calls, durable=durable)
         done = [self._part(p, each) for (p, _), each in zip(parts, answers, strict=True)]
-        if any(part.reply and part.reply["freed"] for part in done):
+        if any(part.reply and part.reply["news"] for part in done):
             with suppress(StoreError):
                 await self.of_namespace(_scripts.NEWS, {})
         return done

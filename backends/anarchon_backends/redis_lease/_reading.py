@@ -1,6 +1,6 @@
 """Reading for people: runs, found through an index and read in a few steps, jobs, instances (S30).
 
-Imports the port, the machine, the model and the standard library.
+Imports the port, the machine, `control`, the model and the standard library.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from anarchon_backends.redis_lease._rows import (
     attempts_of,
     holds_of,
     instance_of,
+    job_of,
     moment,
     run_of,
+    settled_of,
     spec_of,
 )
-from anarchon_server.core import machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _STEP = 100  # runs read at once where not every one may be wanted
@@ -54,11 +56,10 @@ class Reader:
         return now, self._calls.identity(decode(store_id or b"")), answers
 
     async def probe(self, key: str) -> int:
-        """Tries every command that reading uses, by a key. How often runs were freed in all."""
+        """Tries every command that reading uses, by a key. How often there were news in all."""
         key = f"{key}:probe"
-        _, _, (freed, *_) = await self._read(
-            ["HGET", self._namespace, "freed"],
-            ["HMGET", key, "a"],
+        _, _, (news, *_) = await self._read(
+            ["HGET", self._namespace, "news"],
             ["HGETALL", key],
             ["ZCOUNT", key, "-inf", "+inf"],
             ["ZRANGEBYLEX", key, "-", "+", "LIMIT", 0, 1],
@@ -66,12 +67,12 @@ class Reader:
             ["ZREVRANGEBYSCORE", key, "+inf", "-inf", "LIMIT", 0, 1],
             ["ZREVRANK", key, "a"],
         )
-        return int(freed or 0)
+        return int(news or 0)
 
-    async def freed(self) -> int:
-        """How often runs were freed in the namespace."""
-        _, _, (freed,) = await self._read(["HGET", self._namespace, "freed"])
-        return int(freed or 0)
+    async def news(self) -> int:
+        """How often there were news in the namespace."""
+        _, _, (news,) = await self._read(["HGET", self._namespace, "news"])
+        return int(news or 0)
 
     async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""
@@ -99,16 +100,14 @@ class Reader:
     async def jobs(self, names: Sequence[str]) -> port.Reply[model.JobView]:
         """The jobs of these names that there are."""
         keys = [self._key_of(name) for name in names]
-        commands: list[Command] = [["HGET", key, "definition_id"] for key in keys]
-        commands += [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
-        _, _, found = await self._read(*commands)
-        ids = [decode(each or b"") for each in found[: len(keys)]]
-        slots = [decode(each[0]) if each else "0" for each in found[len(keys) :]]
+        commands: list[Command] = [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
+        _, _, newest = await self._read(*commands)
+        slots = [decode(each[0]) if each else "0" for each in newest]
         commands = [["HGETALL", f"{self._namespace}:instances"]]
-        for key, definition_id, slot in zip(keys, ids, slots, strict=True):
+        for key, slot in zip(keys, slots, strict=True):
             commands += [
-                ["HMGET", key, "fence", "definition_at", "definition_id"],
-                ["HGET", f"{key}:definitions", definition_id],
+                ["HGETALL", key],
+                ["HGETALL", f"{key}:definitions"],
                 ["HGETALL", f"{key}:holds"],
                 ["HGETALL", f"{key}:{slot}"],
             ]
@@ -121,13 +120,13 @@ class Reader:
         views: list[model.JobView] = []
         fences: dict[str, int] = {}
         for place, name in enumerate(names):
-            record, kept, held, run = answers[1 + 4 * place : 5 + 4 * place]
-            if not record[2] or not kept:
+            record, kept, held, run = map(decoded, answers[1 + 4 * place : 5 + 4 * place])
+            if record.get("definition_id", "") not in kept:
                 continue  # there is no such job
-            fences[name] = int(record[0] or 0)
-            fields = decoded(run) | {"job": name, "slot": slots[place]}
+            fences[name] = job_of(name, record).fence
+            fields = run | {"job": name, "slot": slots[place]}
             shown = machine.view(run_of(fields), now) if run else None
-            views.append(_job_view(name, record, decode(kept), decoded(held), live, shown))
+            views.append(_job_view(name, record, kept, held, live, shown))
         return port.Reply(now.at, tuple(views), fences, store_id)
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
@@ -267,8 +266,8 @@ def _instances_of(noted: Iterable[bytes]) -> list[model.Instance]:
 
 def _job_view(
     name: str,
-    record: Sequence[bytes | None],
-    kept: str,
+    record: Mapping[str, str],
+    kept: Mapping[str, str],
     held: Mapping[str, str],
     live: Mapping[str, str],
     last_run: model.RunView | None,
@@ -279,11 +278,31 @@ def _job_view(
         if incarnation in live
         for hold in holds_of(name, incarnation, text)
     ]
+    job = job_of(name, record)
     return model.JobView(
         name=name,
-        spec=spec_of(name, kept),
-        definition_at=int(record[1] or 0),
+        spec=spec_of(name, kept[job.definition_id]),
+        definition_at=job.definition_at,
         definitions_differ=machine.definitions_differ(holds),
         instance_ids=tuple(sorted({live[hold.incarnation] for hold in holds})),
         last_run=machine.without_traces(last_run) if last_run else None,
+        paused_at=job.paused_at,
+        pause_reason=job.pause_reason,
+        schedules=_in_use(job, record, kept, holds),
+    )
+
+
+def _in_use(
+    job: machine.JobRecord,
+    record: Mapping[str, str],
+    kept: Mapping[str, str],
+    holds: Sequence[machine.HeldDefinition],
+) -> tuple[model.ScheduleInUse, ...]:
+    """The schedules whose slots are slots of the job, each with a definition that has it."""
+    ids = {hold.schedule_id: hold.definition_id for hold in holds}
+    ids[job.schedule_id] = job.definition_id
+    return tuple(
+        model.ScheduleInUse(each, settled, spec_of(job.job, kept.get(ids[each], "")))
+        for each in sorted(control.schedules_in_use(job, holds))
+        if (settled := settled_of(job.job, record, each)) is not None
     )

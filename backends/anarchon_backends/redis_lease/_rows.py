@@ -28,10 +28,15 @@ RUN_FIELDS: Mapping[str, str] = {
     "window_ms": "count",
     "cancel": "text",
     "cancelled_at": "count",
+    "cancel_message": "text",
     "cancel_grace_ms": "count",
     "blocking_slot": "count",
     "slots_covered": "count",
     "ended_at": "number",
+    "retries": "count",
+    "retry_at": "number",
+    "retry_delay_ms": "count",
+    "request_id": "text",
     "lease_until": "number",
     "lease_length_ms": "number",
     "lease_end_at": "number",
@@ -101,10 +106,15 @@ def _run_of(fields: Fields) -> model.Run:
         window_ms=_count(fields, "window_ms"),
         cancel=model.CancelReason(fields["cancel"]) if fields.get("cancel") else None,
         cancelled_at=_count(fields, "cancelled_at"),
+        cancel_message=fields.get("cancel_message", ""),
         cancel_grace_ms=_count(fields, "cancel_grace_ms"),
         blocking_slot=_count(fields, "blocking_slot"),
         slots_covered=_count(fields, "slots_covered"),
         ended_at=_number(fields, "ended_at"),
+        retries=_count(fields, "retries"),
+        retry_at=_number(fields, "retry_at"),
+        retry_delay_ms=_count(fields, "retry_delay_ms"),
+        request_id=fields.get("request_id", ""),
     )
 
 
@@ -160,6 +170,27 @@ def _attempts(run: model.Run, fields: Fields, first: int) -> list[model.Attempt]
     what = f"an attempt of {run.job!r} at {run.slot}"
     earlier = _checked(what, lambda: [_attempt_of(json.loads(each)) for each in past if each])
     return [*earlier, run.current]
+
+
+def job_of(name: str, fields: Fields) -> machine.JobRecord:
+    """The job of this name, as its hash has it."""
+    return _checked(
+        f"the job {name!r}",
+        lambda: machine.JobRecord(
+            name,
+            definition_id=fields.get("definition_id", ""),
+            schedule_id=fields.get("schedule_id", ""),
+            definition_at=_count(fields, "definition_at"),
+            fence=_count(fields, "fence"),
+            paused_at=_number(fields, "paused_at"),
+            pause_reason=fields.get("pause_reason", ""),
+        ),
+    )
+
+
+def settled_of(name: str, fields: Fields, schedule_id: str) -> int | None:
+    """What a schedule of the job has settled (None: the store does not know it)."""
+    return _checked(f"the job {name!r}", lambda: _number(fields, f"settled:{schedule_id}"))
 
 
 def instance_of(incarnation: str, record: str) -> model.Instance:

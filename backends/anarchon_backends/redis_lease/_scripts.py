@@ -1,4 +1,4 @@
-"""The Lua scripts: the steps of the port's methods, each after the rules that they share.
+"""The Lua scripts: the steps of the port's methods, each after the parts that it needs.
 
 Imports the limits, the rows' fields and the standard library.
 """
@@ -11,7 +11,7 @@ from anarchon_backends.redis._script import Script, script_of
 from anarchon_backends.redis_lease._rows import RUN_FIELDS
 from anarchon_server.core import limits
 
-SCHEMA = 2  # the layout of the keys
+SCHEMA = 3  # the layout of the keys; 2 is made 3 when it is first touched (`store.lua`)
 LOOKED_AT = 1_000  # runs of one job that one pruning may look at in vain
 
 
@@ -26,35 +26,39 @@ def _constants() -> str:
         f"local EARLY_MAX = {limits.EARLY_MAX}\n"
         f"local ATTEMPTS_MAX = {limits.ATTEMPTS_MAX}\n"
         f"local MISSED_LISTED_MAX = {limits.MISSED_LISTED_MAX}\n"
+        f"local TRIGGERED_WAITING_MAX = {limits.TRIGGERED_WAITING_MAX}\n"
         f"local LOST_SHOWN = {limits.LOST_SHOWN}\n"
         f"local LOOKED_AT = {LOOKED_AT}\n"
     )
 
 
-def _script(name: str) -> Script:
+def _script(name: str, *parts: str) -> Script:
+    """The script `name`, with those of `life`, `missed` and `holders` that it needs."""
     folder = resources.files(__package__) / "lua"
-    texts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("rules", name)]
-    source = "".join([_constants(), *texts])
-    return script_of(source)
+    names = ("store", "records", *parts, "answers", name)
+    texts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in names]
+    return script_of("".join([_constants(), *texts]))
 
 
 # On jobs' keys, and on one server with the namespace's besides.
-CLAIM = _script("claim")
-SETTLE = _script("settle")
-BEAT = _script("beat")
-COMPLETE = _script("complete")
-RELEASE = _script("release")
-REGISTER = _script("register")
-LET_GO = _script("let_go")
-PRUNE = _script("prune")
+CLAIM = _script("claim", "life")
+SETTLE = _script("settle", "life", "missed")
+BEAT = _script("beat", "life", "holders")
+COMPLETE = _script("complete", "life")
+RELEASE = _script("release", "life")
+CONTROL = _script("control", "life", "missed", "holders")
+REGISTER = _script("register", "holders")
+LET_GO = _script("let_go", "holders")
+PRUNE = _script("prune", "holders")
 PROBE = _script("probe")
 
 # On the namespace's keys alone.
 MOMENT = _script("moment")
-ALIVE = _script("alive")
+ALIVE = _script("alive", "holders")
+LIVE = _script("live", "holders")
 NEWS = _script("news")
-ENROL = _script("enrol")
-ENROLLED = _script("enrolled")
-SURVEY = _script("survey")
-FORGOTTEN = _script("forgotten")
-LIST = _script("list")
+ENROL = _script("enrol", "holders")
+ENROLLED = _script("enrolled", "holders")
+SURVEY = _script("survey", "holders")
+FORGOTTEN = _script("forgotten", "holders")
+LIST = _script("list", "holders")

@@ -31,12 +31,12 @@ end
 
 local found, swept = {}, {}
 
--- Finds the unfinished runs of a job; one whose record cannot be read is nobody's to act on.
+-- Finds the runs of a job that are not final; one whose record cannot be read is nobody's to act on.
 local function sweep(watched, key)
   local settled = load_job(key, watched.schedule_id).settled
   if not swept[key] then
     swept[key] = true
-    for _, slot in ipairs(unfinished(key)) do
+    for _, slot in ipairs(open_slots(key)) do
       local run = unless_broken(load_run, key, watched.job, tonumber(slot))
       if run then
         found[#found + 1] = run
@@ -58,10 +58,10 @@ local function oldest_takeable_first(a, b)
 end
 
 local answer = {}
-local others = 0
+local before = 0
 for _, part in ipairs({ { 'renewals', renew }, { 'looks', look }, { 'sweep', sweep } }) do
-  answer[part[1]] = answers_of(batch[part[1]], part[2], others)
-  others = others + #batch[part[1]]
+  answer[part[1]] = answers_of(batch[part[1]], part[2], before)
+  before = before + #batch[part[1]]
 end
 table.sort(found, oldest_takeable_first)
 answer.unfinished = {}

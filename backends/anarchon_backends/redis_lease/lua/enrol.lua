@@ -6,12 +6,7 @@
 -- known before the last step (`enrolled.lua`); until then its heartbeats tell it to register again.
 
 local incarnation = batch.instance.incarnation
-local live, dropped, stays = {}, {}, {}
-for each, instance in pairs(instances()) do
-  if is_live(instance) then
-    live[#live + 1] = each
-  end
-end
+local live, dropped, stays = live_instances(), {}, {}
 local listed = NS .. ':jobs-of:' .. incarnation
 for _, job in ipairs(batch.jobs) do
   stays[job] = true

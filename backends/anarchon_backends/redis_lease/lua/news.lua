@@ -1,4 +1,4 @@
--- In a cluster, says that a run was freed: those who watch look sooner, and nothing depends on it.
+-- In a cluster, says that a job has news: those who watch look sooner, and nothing depends on it.
 
-freed_runs = 1
+news = 1
 return reply({})

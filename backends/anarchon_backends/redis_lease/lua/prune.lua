@@ -107,6 +107,10 @@ end
 
 local function delete_runs(key, name, slots)
   for _, slot in ipairs(slots) do
+    local run = redis.call('HMGET', key .. ':' .. slot, 'trigger', 'request_id')
+    if run[1] == 'manual' then
+      redis.call('HDEL', key .. ':requests', run[2] or '')
+    end
     redis.call('DEL', key .. ':' .. slot)
     redis.call('ZREM', key .. ':runs', slot)
     if NS then
@@ -117,7 +121,8 @@ end
 
 -- A job that nobody has any more: its floor and fence stay, for they must never fall.
 local function forget_job(key, name)
-  redis.call('HDEL', key, 'definition_id', 'schedule_id', 'definition_at')
+  redis.call('HDEL', key, 'definition_id', 'schedule_id', 'definition_at', 'paused_at',
+    'pause_reason')
   drop_schedules(key, {})
   redis.call('DEL', key .. ':definitions', key .. ':holds')
   if NS then

@@ -7,7 +7,7 @@ return reply({
       return { outcome = 'unknown_token', run = shown(run) }
     end
     local ours = run.token == release.token and run.incarnation == release.incarnation
-    if not ours or FINAL[run.state] then
+    if not ours or FINAL[run.state] or run.state == 'retrying' then
       return { outcome = 'fenced', run = shown(run) }
     end
     if run.freed == '' then

@@ -1,11 +1,8 @@
 -- The first step of pruning and of leaving: who lives, a page of the jobs, and the instances that
 -- go, each with the jobs that it holds: those long gone, or (`leaving`) that one.
 
-local live, gone = {}, {}
+local gone = {}
 for incarnation, instance in pairs(instances()) do
-  if is_live(instance) then
-    live[#live + 1] = incarnation
-  end
   local leaves = batch.leaving == incarnation
   local lost = not batch.leaving and NOW - instance.seen_at > instance.lease_ms + LOST_SHOWN
   if leaves or lost then
@@ -20,4 +17,4 @@ if batch.limit then
   local start = batch.after == '' and '-' or '(' .. batch.after
   names = redis.call('ZRANGEBYLEX', NS .. ':jobs', start, '+', 'LIMIT', 0, batch.limit)
 end
-return reply({ live = live, gone = gone, names = names })
+return reply({ live = live_instances(), gone = gone, names = names })
