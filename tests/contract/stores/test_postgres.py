@@ -53,7 +53,7 @@ from tests.servers import postgres
 from tests.servers.proxy import Proxy
 
 SLOT = T0 + PERIOD
-SHORT_MS = 500
+SHORT_MS = 1_000
 SOON_S = 10
 
 
@@ -114,7 +114,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def far(cluster: Cluster, proxy: Proxy) -> Node:
-    """An instance that reaches the store through the proxy, and has half a second for a call."""
+    """An instance that reaches the store through the proxy, and has a second for a call."""
     near = cluster.database
     cluster.database = Database(through(near.url, proxy.port))
     node = await cluster.node(op_timeout_ms=SHORT_MS)
