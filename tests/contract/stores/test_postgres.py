@@ -515,22 +515,6 @@ async def test_s29_sixteen_that_claim_one_run_that_is_due_have_one_winner(
         await nodes[0].complete(won.run)
 
 
-async def test_s22_sixteen_that_claim_one_retry_have_one_winner(cluster: Cluster) -> None:
-    nodes = await cluster.nodes_of(RACERS)
-    cluster.advance_to(SLOT)
-    seen = await nodes[0].win(SLOT, retries=5)
-    for n in range(5):
-        failed = await nodes[n].complete(seen, Outcome(failure=Failure("E")), retry_in_ms=0)
-        assert failed.run is not None
-        assert failed.run.run.state is RunState.RETRYING
-        retried = failed.run
-        answers = await asyncio.gather(*(node.take_over(retried, retries=5) for node in nodes))
-        assert sorted(a.outcome for a in answers) == ["lost"] * (RACERS - 1) + ["won"]
-        (won,) = [a.run for a in answers if a.outcome is ClaimOutcome.WON]
-        assert won is not None
-        seen = won
-
-
 async def test_s29_no_claim_wins_that_began_after_a_pause_returned(cluster: Cluster) -> None:
     """Claims of the short way (one of a job) and of the long one, while the job is paused."""
     nodes = await cluster.nodes_of(RACERS)
@@ -577,20 +561,6 @@ async def test_s29_a_request_of_sixteen_at_once_makes_one_run(cluster: Cluster) 
     assert len({seen.run.slot for seen in different}) == RACERS
     assert len(await nodes[0].states()) <= 5 + RACERS
     assert len(await nodes[0].history(limit=500)) == 5 + RACERS
-
-
-async def test_s20_of_sixteen_that_plan_at_once_one_does(cluster: Cluster) -> None:
-    nodes = await cluster.nodes_of(RACERS)
-    slots = [T0 + n * PERIOD for n in range(1, 6)]
-    cluster.advance_to(slots[-1] + 2 * PERIOD)
-    given: dict[str, Any] = {"catch_up": CatchUpPolicy.ALL, "limit": 3, "window_ms": DAY}
-    answers = await asyncio.gather(*(node.plan(slots, **given) for node in nodes))
-    assert sorted(a.done for a in answers) == [False] * (RACERS - 1) + [True]
-    states = await nodes[0].states()
-    assert [states[n * 10] for n in range(1, 6)] == [
-        *[(RunState.SKIPPED, Reason.MISSED)] * 2,
-        *[RunState.DUE] * 3,
-    ]
 
 
 # News
