@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 from anarchon_backends.nats import streams
@@ -36,6 +37,7 @@ from anarchon_backends.nats_lease._judging import (
     judge_releases,
 )
 from anarchon_backends.nats_lease._members import Members
+from anarchon_backends.nats_lease._operating import Operating
 from anarchon_backends.nats_lease._pruning import Pruner
 from anarchon_backends.nats_lease._reading import Reader
 from anarchon_backends.nats_lease._registering import Registrar
@@ -85,7 +87,15 @@ class NatsLeaseStore:
         self._registrar = Registrar(self._jetstream, self._subjects, self._jobs, self._members)
         self._reader = Reader(*parts)
         self._pruner = Pruner(*parts)
-        self._capabilities = port.Capabilities(backend="nats:lease", notifies=True)
+        self._operating = Operating(self._history, self._jobs, self._members)
+        self._capabilities = port.Capabilities(
+            backend="nats:lease",
+            notifies=True,
+            overlap=frozenset(model.OverlapPolicy),
+            catch_up=frozenset(model.CatchUpPolicy),
+            retries=True,
+            control=True,
+        )
         self._pruned_to = ""
         self._watches: set[asyncio.Event] = set()
         self._heard = False
@@ -162,11 +172,12 @@ class NatsLeaseStore:
         items: Sequence[_T],
         job_of: Callable[[_T], str],
         judge: Callable[[Sitting, Sequence[_T], Call], Awaitable[list[_R]]],
-        spoilt: _R,
+        spoilt: _R | None,
     ) -> port.Reply[_R]:
         """Judges a batch: its jobs at once, the items of a job in their order.
 
-        `spoilt` is the answer to the items of a job whose record is not as Anarchon writes it.
+        `spoilt` is the answer to the items of a job whose record is not as Anarchon writes it (None:
+        the whole call fails).
         """
         by_job: dict[str, list[int]] = {}
         for place, item in enumerate(items):
@@ -183,6 +194,8 @@ class NatsLeaseStore:
                         job, of_job, call, lambda sitting, rest: judge(sitting, rest, call)
                     )
                 except Unreadable:
+                    if spoilt is None:
+                        raise
                     found = [spoilt] * len(of_job)
                 else:
                     fences[job] = sitting.state.record.fence
@@ -202,9 +215,23 @@ class NatsLeaseStore:
             sitting: Sitting, some: Sequence[port.Claim], call: Call
         ) -> list[port.ClaimAnswer]:
             await self._jobs.look_up(sitting, [claim.slot for claim in some], call)
-            return judge_claims(sitting, some)
+            answers = judge_claims(sitting, some)
+            return await call.each(lambda each: self._with_payload(sitting, each, call), answers)
 
         return await self._judge(claims, lambda claim: claim.job, judge, _SPOILT_CLAIM)
+
+    async def _with_payload(
+        self, sitting: Sitting, answer: port.ClaimAnswer, call: Call
+    ) -> port.ClaimAnswer:
+        """The answer, with what came with the call that triggered the run, where that was won."""
+        if answer.outcome is not port.ClaimOutcome.WON or answer.run is None:
+            return answer
+        run = answer.run.run
+        name = sitting.state.payloads.get(run.slot)
+        if name is None:
+            return answer
+        payload = await self._history.payload(run.job, run.slot, name, call, as_of=sitting.revision)
+        return replace(answer, payload=payload)
 
     async def settle(self, plans: Sequence[port.Plan]) -> port.Reply[port.PlanAnswer]:
         """Records slots as missed."""
@@ -220,6 +247,10 @@ class NatsLeaseStore:
             return judge_plans(sitting, some, taken)
 
         return await self._judge(plans, lambda plan: plan.job, judge, _SPOILT_PLAN)
+
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Pauses, resumes, triggers and cancels. An act of a job that somebody spoilt fails."""
+        return await self._judge(acts, lambda act: act.job, self._operating.judge, None)
 
     async def complete(
         self, completions: Sequence[port.Completion]
@@ -335,7 +366,7 @@ class NatsLeaseStore:
         return await self._act(work)
 
     async def watch(self) -> AsyncIterator[None]:
-        """Yields soon after a run was freed, counted from `open`."""
+        """Yields soon after news (`machine.Saved`), counted from `open`."""
         wake = asyncio.Event()
         if self._heard:
             wake.set()
@@ -352,7 +383,7 @@ class NatsLeaseStore:
             self._watches.discard(wake)
 
     def _tell(self) -> None:
-        """Says that a run was freed; where that gets lost, others notice when they look."""
+        """Says that there are news; where that gets lost, others notice when they look."""
 
         async def say() -> None:
             with suppress(StoreUnavailable):

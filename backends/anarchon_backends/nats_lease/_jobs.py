@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TypeVar
 
@@ -42,6 +42,7 @@ class Sitting(Case):
     conflicts: int = 0
     ended: tuple[model.Run, ...] = ()
     past: tuple[tuple[int, model.Attempt], ...] = ()
+    too_long: tuple[tuple[int, model.Attempt], ...] = ()
 
 
 class Jobs:
@@ -115,34 +116,32 @@ class Jobs:
 
     async def look_up(self, sitting: Sitting, slots: Sequence[int], call: Call) -> None:
         """Finds the rows of those of the slots that stand in the history alone."""
-        lacking = sitting.state.lacks(slots)
+        state = sitting.state
+        lacking = state.lacks(slots)
         if lacking:
             sitting.found = await self._history.runs(
-                sitting.state.job, lacking, call, as_of=sitting.revision
+                state.job, lacking, call, as_of=sitting.revision
             )
+        for slot in state.aside.intersection(slots):
+            whole = await self.whole(sitting, state.runs[slot], call)
+            assert whole.current is not None
+            sitting.whole[slot] = whole.current
+
+    async def whole(self, sitting: Sitting, run: model.Run, call: Call) -> model.Run:
+        """One of the sitting's runs, with its failure where that stands aside."""
+        if run.slot not in sitting.state.aside:
+            return run
+        attempt = await self._history.attempt(
+            run.job, run.slot, run.attempt, call, as_of=sitting.revision
+        )
+        return replace(run, current=attempt)
 
     async def _write(self, sitting: Sitting, call: Call) -> bool:
-        """Writes the job where it still is as it was read; whether it did.
-
-        What had ended by then is copied to the history first, and goes from the job with this write.
-        """
-        state, job = sitting.state, sitting.state.job
-        ended = [run for run in sitting.ended if run.slot in state.runs]
-        past: dict[int, list[model.Attempt]] = {}
-        for slot, attempt in sitting.past:
-            if slot in state.runs:
-                past.setdefault(slot, []).append(attempt)
-        await self._history.copy(job, ended, past, call)
-        for slot, attempts in past.items():
-            for attempt in attempts:
-                del state.past[slot][attempt.attempt]
-            if not state.past[slot]:
-                del state.past[slot]
-        for run in ended:
-            state.drop(run.slot)
+        """Writes the job where it still is as it was read; whether it did."""
+        await self._move(sitting, call)
         revision = await self._jetstream.publish(
-            self._subjects.job(job),
-            state_bytes(state),
+            self._subjects.job(sitting.state.job),
+            state_bytes(sitting.state),
             stream=self._subjects.stream,
             expected=sitting.revision,
             until=call.until,
@@ -150,10 +149,36 @@ class Jobs:
         if revision is None:
             return False
         call.wrote = True
-        self._note(job, revision)
-        if sitting.freed:
+        self._note(sitting.state.job, revision)
+        if sitting.news:
             self._tell()
         return True
+
+    async def _move(self, sitting: Sitting, call: Call) -> None:
+        """Copies to the history what had come to its end when the job was read, and leaves it out of
+        what will be written.
+        """
+        state = sitting.state
+        ended = [run for run in sitting.ended if run.slot in state.runs]
+        past: dict[int, list[model.Attempt]] = {}
+        for slot, attempt in sitting.past:
+            if slot in state.runs:
+                past.setdefault(slot, []).append(attempt)
+        waiting = [each for each in sitting.too_long if each in state.too_long()]
+        copied = {slot: [*attempts] for slot, attempts in past.items()}
+        for slot, attempt in waiting:
+            copied.setdefault(slot, []).append(attempt)
+        whole = [await self.whole(sitting, run, call) for run in ended]
+        await self._history.copy(state.job, whole, copied, call)
+        for slot, attempts in past.items():
+            for attempt in attempts:
+                del state.past[slot][attempt.attempt]
+            if not state.past[slot]:
+                del state.past[slot]
+        for slot, _ in waiting:
+            state.set_aside(slot)
+        for run in ended:
+            state.drop(run.slot)
 
     def _note(self, job: str, revision: int) -> None:
         self._known[job] = revision, _now_s()
@@ -168,7 +193,14 @@ class Jobs:
 def _sitting(state: JobState, now: machine.Moment, revision: int) -> Sitting:
     ended = [run for run in state.runs.values() if run.state.final][:_COPIED_AT_ONCE]
     past = [(slot, each) for slot, attempts in state.past.items() for each in attempts.values()]
-    return Sitting(state, now, revision=revision, ended=tuple(ended), past=tuple(past))
+    return Sitting(
+        state,
+        now,
+        revision=revision,
+        ended=tuple(ended),
+        past=tuple(past),
+        too_long=tuple(state.too_long()),
+    )
 
 
 def _now_s() -> float:

@@ -1,23 +1,27 @@
 """Batches of one job, judged by `machine` on what its subject holds: pure, nothing is written here.
 
-Imports the machine, the limits, the model, the port, the records, the state and the standard library.
+Imports the machine, `control`, the limits, the model, the port, the records, the state and the standard library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from anarchon_backends.nats.records import encode, plain
 from anarchon_backends.nats_lease._state import JobState, run_json
-from anarchon_server.core import machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.errors import StoreUnavailable
 from anarchon_server.core.limits import HOUR
 
-# What one write may add to a job's subject, and how many runs of a job may be unfinished at once
-# (with overlap `allow`): both keep a subject far below the size of a message, 1 MiB by default.
+# These keep a subject below the size of a message, 1 MiB by default: what one write may add to it,
+# how many runs of a job may be unfinished at once (with overlap `allow`), how many rows it has before
+# more slots are planned, and what the unfinished runs were told with their cancels.
 GROWTH_MAX_BYTES = 128 * 1024
 UNFINISHED_MAX = 250
+ROWS_MAX = 12_000
+MESSAGES_MAX_BYTES = 64 * 1024
 
 _HELD_LATELY_MS = HOUR  # less than any history is kept
 
@@ -27,17 +31,19 @@ class Case:
     """One job before the judge: what its subject holds, and what the history says besides.
 
     `found` has the rows of slots that the subject does not hold any more (None: there is none),
-    `earlier` attempts of runs besides those that it holds. Whatever is decided goes into `state`,
-    which is the case's own; `changed` says whether there is anything to write, `freed` whether a
-    run was freed, `grown` by how many bytes about the subject has grown.
+    `earlier` attempts of runs besides those that it holds, `whole` the newest attempts of those whose
+    failures stand aside. Whatever is decided goes into `state`, which is the case's own; `changed`
+    says whether there is anything to write, `news` whether others should look soon, `grown` by how
+    many bytes about the subject has grown.
     """
 
     state: JobState
     now: machine.Moment
     found: Mapping[int, model.Run | None] = field(default_factory=dict)
     earlier: Mapping[int, Sequence[model.Attempt]] = field(default_factory=dict)
+    whole: dict[int, model.Attempt] = field(default_factory=dict)
     changed: bool = False
-    freed: bool = False
+    news: bool = False
     grown: int = 0
 
     @property
@@ -45,14 +51,23 @@ class Case:
         """Whether what is decided has to be written before more is judged."""
         return self.grown > GROWTH_MAX_BYTES
 
+    def is_crowded(self) -> bool:
+        """Whether rows have to move to the history before more are made: then there is a write."""
+        runs = self.state.runs.values()
+        crowded = len(runs) > ROWS_MAX and any(run.state.final for run in runs)
+        self.changed = self.changed or crowded
+        return crowded
+
     @property
     def unfinished(self) -> list[model.Run]:
-        """The job's runs that have not ended."""
+        """The job's runs that have not ended, and those that wait."""
         return self.state.unfinished()
 
     def run(self, slot: int) -> model.Run | None:
         """The slot's row."""
         run = self.state.runs.get(slot)
+        if run is not None and slot in self.state.aside:
+            return replace(run, current=self.whole[slot])
         if run is not None or slot > self.state.moved:
             return run
         return self.found[slot]
@@ -63,7 +78,8 @@ class Case:
             assert self.found.get(each.run.slot) is None, "what the history has is final"
             self.state.save(each)
             self.changed = True
-            self.freed = self.freed or bool(each.run.freed)
+            goes_on = each.ends_a_run and self.state.due() is not None
+            self.news = self.news or each.is_news or goes_on
             past = [plain(a) for a in each.attempts if a.attempt < each.run.attempt]
             self.grown += len(encode([run_json(each.run), *past]))
 
@@ -115,8 +131,9 @@ def _judge_claim(case: Case, claim: port.Claim) -> port.ClaimAnswer:
         case.run(claim.slot),
         [run for run in unfinished if run.slot != claim.slot],
     )
-    begins = verdict.answer.outcome is port.ClaimOutcome.WON and claim.slot not in state.runs
-    if begins and len(unfinished) >= UNFINISHED_MAX:
+    before = state.runs.get(claim.slot)
+    begins = verdict.answer.outcome is port.ClaimOutcome.WON and (before is None or before.waits)
+    if begins and sum(run.unfinished for run in unfinished) >= UNFINISHED_MAX:
         return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)  # asked again, until the slot is missed
     case.save(verdict.saved)
     case.replace_record(verdict.job)
@@ -130,7 +147,7 @@ def judge_plans(
     """Decides plans. `taken` are the slots that have a row in the history."""
     answers: list[port.PlanAnswer] = []
     for plan in plans:
-        if case.full:
+        if case.full or case.is_crowded():
             break
         slots = {missed.slot for missed in plan.slots}
         verdict = machine.judge_plan(
@@ -139,6 +156,7 @@ def judge_plans(
             case.state.record,
             case.state.settled(plan.schedule_id),
             frozenset(slots & (taken | case.state.runs.keys())),
+            case.state.caught_up(),
         )
         case.save(verdict.saved)
         case.settle(plan.schedule_id, verdict.answer.settled)
@@ -169,7 +187,11 @@ def judge_completions(case: Case, completions: Sequence[port.Completion]) -> lis
         ]
         past = next((a for a in attempts if a.token == each.token), None)
         verdict = machine.judge_completion(each, case.now, case.run(each.slot), past)
-        answers.append(_taken_in(case, verdict))
+        answer = _taken_in(case, verdict)
+        if verdict.saved is not None and verdict.saved.ends_a_run:
+            due = case.state.due()
+            answer = replace(answer, due=machine.view(due, case.now) if due else None)
+        answers.append(answer)
     return answers
 
 
@@ -188,6 +210,60 @@ def _taken_in(case: Case, verdict: machine.TokenVerdict) -> port.TokenAnswer:
     if verdict.saved is not None:
         case.save([verdict.saved])
     return verdict.answer
+
+
+# --- What operators ask ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What an act of an operator depends on beside the job's subject.
+
+    `held` is what live instances hold of the job, `taken` the slots that have a row in the history,
+    `before` the run there that the same request triggered.
+    """
+
+    held: tuple[machine.HeldDefinition, ...] = ()
+    taken: Collection[int] = ()
+    before: model.Run | None = None
+
+
+def judge_control(case: Case, act: port.Control, known: Known) -> port.ControlAnswer:
+    """Decides what an operator asks (S29). Raises `StoreUnavailable` for what has no room."""
+    verdict = _control_verdict(case, act, known)
+    if isinstance(act, port.CancelRun) and verdict.saved:
+        _check_room(case, act)
+    case.save(verdict.saved)
+    case.replace_record(verdict.job)
+    for schedule_id, settled in (verdict.settled or {}).items():
+        case.settle(schedule_id, settled)
+    return verdict.answer
+
+
+def _control_verdict(case: Case, act: port.Control, known: Known) -> control.ControlVerdict:
+    state, now, record = case.state, case.now, case.state.record
+    taken = {*known.taken, *state.runs}
+    match act:
+        case port.Pause():
+            return control.judge_pause(act, now, record, case.unfinished)
+        case port.Resume():
+            in_use = control.schedules_in_use(record, known.held)
+            settled = {each: mark for each in in_use if (mark := state.settled(each)) is not None}
+            return control.judge_resume(act, now, record, settled, taken, state.caught_up())
+        case port.TriggerRun():
+            before = known.before or (act.request_id and state.requested(act.request_id)) or None
+            return control.judge_trigger(act, now, record, before, taken, case.unfinished)
+        case port.CancelRun():
+            return control.judge_cancel(act, now, record, case.run(act.slot))
+
+
+def _check_room(case: Case, act: port.CancelRun) -> None:
+    told = sum(len(encode(run.cancel_message)) for run in case.unfinished if run.cancel_message)
+    if told + len(encode(act.message)) > MESSAGES_MAX_BYTES:
+        raise StoreUnavailable(
+            f"the runs of {act.job!r} that are to stop were told so much that nothing can be added: "
+            "cancel without a reason, or wait until they have ended"
+        )
 
 
 # --- Definitions -------------------------------------------------------------------------

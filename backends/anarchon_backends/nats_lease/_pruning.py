@@ -36,10 +36,11 @@ _CHUNK = 64  # runs read together, to know when they ended
 class _Going:
     """What is to be removed once the job has been written without it.
 
-    `specs` are revisions: a spec that was written anew meanwhile has another, and stays.
+    `payloads` are those that no run needs, by slot and name; `specs` are revisions: a spec that was written anew meanwhile has another, and stays.
     """
 
     slots: tuple[int, ...] = ()
+    payloads: tuple[tuple[int, str], ...] = ()
     specs: tuple[int, ...] = ()
 
 
@@ -117,12 +118,26 @@ class Pruner:
             drop_runs(sitting, slots)
             if unused and len(slots) == len(rows):
                 definitions = forget_job(sitting)
-            return _Going(tuple(slots), await self._specs(job, definitions, call))
+            payloads = await self._useless(sitting, call)
+            return _Going(tuple(slots), payloads, await self._specs(job, definitions, call))
 
         going, _ = await self._jobs.transact(job, call, work)
         await self._history.delete(job, going.slots, call)
+        await self._history.delete_payloads(job, going.payloads, call)
         await call.each(lambda revision: self._members.forget(revision, call), going.specs)
         return len(going.slots)
+
+    async def _useless(self, sitting: Sitting, call: Call) -> tuple[tuple[int, str], ...]:
+        """The payloads of runs that have ended or never were.
+
+        Where there are any the job is written, whatever else is done: a trigger that has put its
+        payload there and is about to write its run finds so, and begins anew with another.
+        """
+        state = sitting.state
+        found = await self._history.payloads(state.job, call, as_of=sitting.revision)
+        useless = tuple(each for each in found if state.payloads.get(each[0]) != each[1])
+        sitting.changed = sitting.changed or bool(useless)
+        return useless
 
     async def _rows(self, sitting: Sitting, call: Call) -> list[int]:
         """The slots of all the job's runs, oldest first."""

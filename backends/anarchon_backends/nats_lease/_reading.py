@@ -1,7 +1,7 @@
 """What people ask: runs, jobs and instances, put together from what the stream holds.
 
 Nothing is atomic here over several jobs, and nothing is decided. Imports the call, the history, the
-jobs, the members, the subjects, the machine, the model, the port and the standard library.
+jobs, the members, the subjects, the machine, `control`, the model, the port and the standard library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anarchon_backends.nats_lease._history import History
 from anarchon_backends.nats_lease._jobs import Jobs, Sitting
 from anarchon_backends.nats_lease._members import Members, Roll
 from anarchon_backends.nats_lease._subjects import Subjects, job_of
-from anarchon_server.core import machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _CHUNK = 64  # runs looked at together
@@ -109,7 +109,9 @@ class Reader:
         slot, job = key
         sitting = of_job.get(job)
         run = sitting.state.runs.get(slot) if sitting else None
-        if run is None:
+        if sitting and run is not None:
+            run = await self._jobs.whole(sitting, run, call)
+        else:
             run = await self._history.run(job, slot, call)
         if run is None or (query.states and not _may_show(run, query)):
             return None
@@ -161,32 +163,56 @@ class Reader:
         last = await self._newest(sitting, call)
         return model.JobView(
             name=record.job,
-            spec=await self._spec(record, call),
+            spec=await self._spec(record.job, record.definition_id, call),
             definition_at=record.definition_at,
             definitions_differ=machine.definitions_differ(held),
             instance_ids=tuple(sorted({roll.labels[hold.incarnation] for hold in held})),
             last_run=machine.without_traces(machine.view(last, sitting.now)) if last else None,
+            paused_at=record.paused_at,
+            pause_reason=record.pause_reason,
+            schedules=await self._in_use(sitting, held, call),
         )
+
+    async def _in_use(
+        self, sitting: Sitting, held: Sequence[machine.HeldDefinition], call: Call
+    ) -> tuple[model.ScheduleInUse, ...]:
+        """The schedules whose slots are slots of the job, each with a definition that has it."""
+        record = sitting.state.record
+        ids = {hold.schedule_id: hold.definition_id for hold in held}
+        ids[record.schedule_id] = record.definition_id
+
+        async def shown(schedule_id: str) -> model.ScheduleInUse | None:
+            settled = sitting.state.settled(schedule_id)
+            if settled is None:
+                return None
+            spec = await self._spec(record.job, ids[schedule_id], call)
+            return model.ScheduleInUse(schedule_id, settled, spec)
+
+        found = await call.each(shown, sorted(control.schedules_in_use(record, held)))
+        return tuple(each for each in found if each is not None)
 
     async def _newest(self, sitting: Sitting, call: Call) -> model.Run | None:
         """The job's run with the newest slot."""
         state = sitting.state
         here = max(state.runs, default=-1)
         if here >= state.moved:
-            return state.runs.get(here)
+            run = state.runs.get(here)
+            return await self._jobs.whole(sitting, run, call) if run else None
         moved = await self._history.run(state.job, state.moved, call)
         if moved is not None:
             return moved
         listed = [slot for _, slot in await self._history.slots(state.job, call)]
         newest = max([here, *listed])
-        if newest in state.runs or newest < 0:
-            return state.runs.get(newest)
+        if newest < 0:
+            return None
+        if newest in state.runs:
+            return await self._jobs.whole(sitting, state.runs[newest], call)
         return await self._history.run(state.job, newest, call)
 
-    async def _spec(self, record: machine.JobRecord, call: Call) -> model.JobSpec:
-        subject = self._subjects.definition(record.job, record.definition_id)
+    async def _spec(self, job: str, definition_id: str, call: Call) -> model.JobSpec:
+        subject = self._subjects.definition(job, definition_id)
         entry = await self._jetstream.last(self._subjects.stream, subject, call.until)
-        what = f"the definition of {record.job!r}"
+        what = f"the definition of {job!r}"
         if entry is None:
             raise Unreadable(f"{what} is not in the store: somebody removed it")
         return decode(what, entry.payload, _spec)

@@ -6,6 +6,7 @@ and the standard library.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from anarchon_backends.nats.names import name, token
@@ -30,7 +31,7 @@ class Subjects:
 
     @property
     def news(self) -> str:
-        """Where it is said that a run was freed. Nothing keeps it."""
+        """Where it is said that there are news (`machine.Saved`). Nothing keeps it."""
         return f"{self.prefix}.lease-news.{token(self.namespace)}"
 
     def job(self, job: str) -> str:
@@ -45,8 +46,16 @@ class Subjects:
         """An attempt before the newest of a run, ended or not."""
         return f"{self._of('run')}.{token(job)}.{slot}.{number}"
 
+    def payload(self, job: str, slot: int, name: str) -> str:
+        """What came with the call that triggered a run. It never changes: `name` is drawn for it."""
+        return f"{self._of('run')}.{token(job)}.{slot}.payload.{name}"
+
+    def request(self, job: str, slot: int, request_id: str) -> str:
+        """That this request triggered a run that has ended. Requests may hold anything: a digest."""
+        return f"{self._of('run')}.{token(job)}.{slot}.request.{_digest(request_id)}"
+
     def of_run(self, job: str, slot: int) -> str:
-        """All that the history has of one run."""
+        """All that stands of one run beside its job."""
         return f"{self._of('run')}.{token(job)}.{slot}.>"
 
     def definition(self, job: str, definition_id: str) -> str:
@@ -71,6 +80,14 @@ class Subjects:
         """All runs in the history, of one job or of all."""
         return f"{self._of('run')}.{token(job) if job else '*'}.*.0"
 
+    def payloads(self, job: str) -> str:
+        """All payloads of a job's runs."""
+        return f"{self._of('run')}.{token(job)}.*.payload.*"
+
+    def requests(self, job: str, request_id: str) -> str:
+        """The runs in the history that this request triggered."""
+        return f"{self._of('run')}.{token(job)}.*.request.{_digest(request_id)}"
+
     def instances(self, label: str = "") -> str:
         """All instances, of one label or of all."""
         return f"{self._of('instance')}.{token(label)}.*" if label else f"{self._of('instance')}.>"
@@ -92,6 +109,21 @@ def run_at(subject: str) -> tuple[str, int]:
     """The job and the slot of one of `ended_runs`."""
     _, job, slot, _ = subject.rsplit(".", 3)
     return name(job), int(slot)
+
+
+def payload_at(subject: str) -> tuple[int, str]:
+    """The slot and the name of one of `payloads`."""
+    _, slot, _, drawn = subject.rsplit(".", 3)
+    return int(slot), drawn
+
+
+def requested_at(subject: str) -> int:
+    """The slot of one of `requests`."""
+    return int(subject.rsplit(".", 3)[1])
+
+
+def _digest(request_id: str) -> str:
+    return hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def instance_of(subject: str) -> tuple[str, str]:
