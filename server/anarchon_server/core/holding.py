@@ -436,7 +436,7 @@ class Holding:
         if hold is None:
             return
         if answer.outcome is not TokenOutcome.RENEWED:
-            self._lose(hold, CancelReason.FENCED, _who(answer.run))
+            self._not_good(hold, answer.run)
             return
         assert answer.run is not None
         hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at
@@ -446,6 +446,23 @@ class Holding:
         if answer.run.run.lease is not None:
             hold.lease_end_at = answer.run.run.lease.end_at
             self._trust_until(hold, max(hold.trust_end, trust_end(sent_at, renewal.lease_ms)))
+
+    def _not_good(self, hold: Hold, view: RunView | None) -> None:
+        """The store renews the token no more: another attempt has begun, or the grace of a cancel
+        was over before this instance heard of it. Then what the handler reports still ends the run.
+        """
+        run = view.run if view is not None else None
+        ours = run is not None and run.token == hold.token and not run.freed
+        if run is None or run.cancel is None or run.state.final or not ours:
+            self._lose(hold, CancelReason.FENCED, _who(view))
+            return
+        if not hold.handed_over:
+            self.give_back(hold, Reason.NOT_ACCEPTED)
+            self._context.sessions.leave(hold.token)
+            return
+        if hold.cancel is None and not hold.finished:
+            self.cancel(hold, run.cancel, run.cancel_message)
+        self._end(hold, run.cancel)
 
     def _trust_until(self, hold: Hold, end: int) -> None:
         hold.trust_end = end

@@ -381,7 +381,8 @@ class TriggerRun:
     """A run of the job that is due now (S29).
 
     Its slot is the first millisecond from the store's time on that is none of `slots`, the job's
-    slots from about now until `until`, and not taken.
+    slots from about now until `until`, and not taken. A repeat of `request_id`, which is never
+    empty, gives the run that was made.
     """
 
     job: str

@@ -167,6 +167,23 @@ def test_s21a_a_handler_that_does_not_listen_is_renewed_for_the_grace_and_follow
     assert 21_000 <= claimed_at <= 20_000 + 1_000 + 3_000 + 1_500
 
 
+def test_s21a_a_cancel_whose_grace_was_over_before_it_was_heard_of_is_told_as_what_it_is() -> None:
+    """So that the handler's report ends the run, and the next need not wait for its lease."""
+    world, _, client = lone(every(overlap=OverlapPolicy.CANCEL, cancel_grace_ms=0))
+    world.run_until(19_000)
+    ran(world.store.control([CancelRun("sync", START + 10_000, "by hand")]))
+    world.run_until(19_500)
+    assert not client.cancelled, "nobody was notified"
+    world.run_until(26_000)
+    (told,) = client.cancelled
+    assert (told.reason, told.message) == (CancelReason.REQUESTED, "by hand")
+    assert world.run(20_000).run.state is RunState.DUE
+    client.complete(stopped=CancelReason.REQUESTED)
+    world.run_for(1)
+    assert current(world.run(10_000)) == (1, "failed", "cancelled")
+    assert client.only().slot == START + 20_000
+
+
 def test_s18_a_superseded_run_that_waits_for_its_retry_makes_way_at_once() -> None:
     world, _, client = lone(
         every(overlap=OverlapPolicy.CANCEL, retry=RetrySpec(3, delay_ms=60_000))
