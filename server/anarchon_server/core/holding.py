@@ -772,7 +772,7 @@ class Holding:
                     )
 
         def failed(_: bool) -> None:
-            for release in batch:
+            for release in batch if context.capabilities.leases else ():
                 since = self._releases[release.token].since
                 if since + limits.LEASE_MAX < context.now:  # the lease has ended by itself
                     del self._releases[release.token]

@@ -398,6 +398,17 @@ def test_s26_a_token_that_lost_is_not_adopted() -> None:
     assert [lost.token for lost in again.attached.lost] == [wrong]
 
 
+def test_s27_a_run_that_lost_its_client_while_the_store_was_long_away_has_failed() -> None:
+    """No lease ends it, so that it is given back however long that takes."""
+    world, sidecar, client = running(watchable=True)
+    sidecar.away = "refused"
+    client.exit()
+    world.run_for(HOUR + 5_000)
+    sidecar.away = None
+    world.run_for(5_000)
+    assert current(world.run(SLOT)) == LOST
+
+
 # --- Stopping ----------------------------------------------------------------------------
 
 
