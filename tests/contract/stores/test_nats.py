@@ -267,6 +267,28 @@ async def test_a_connection_whose_call_was_cancelled_is_thrown_away() -> None:
         assert connection_of(through).generation == before + 3
 
 
+async def test_a_server_that_does_not_answer_is_left_for_another() -> None:
+    """It may be cut off from the other servers, and let us in all the same."""
+    url = nats.fresh_url()
+    port = int(re.findall(r":(\d+)", url)[0])
+    async with Proxy(port) as proxy, cluster_on(url) as cluster:
+        assert isinstance(cluster.database, Database)
+        cluster.database.url = url.replace(f":{port}", f":{proxy.port},127.0.0.1:{port}")
+        node = await cluster.node(op_timeout_ms=400)
+        cluster.advance_to(SLOT)
+        connection = connection_of(node)
+        assert connection._link is not None
+        connection._retire(connection._link)
+        connection._hosts.sort(key=lambda host: host[1] != proxy.port)
+        await node.store.instances()
+        proxy.hold_replies()
+        claim = node.wish(SLOT)
+        with pytest.raises(StoreError):
+            await node.ask(claim)
+        assert (await node.ask(claim)).outcome == "won"
+        assert connection._link.host[1] == port
+
+
 async def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
     """It accepts connections, and does not even greet."""
     async with behind_a_proxy() as (proxy, _, through, _):
