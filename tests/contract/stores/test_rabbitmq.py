@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -712,23 +713,41 @@ async def test_s01_clocks_that_differ_are_warned_of_once_an_hour(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """RabbitMQ has no clock: an instance's is compared with those of the winners."""
-    url = rabbitmq.fresh_url(kind)
     caplog.set_level(logging.WARNING, "anarchon")
-    async with cluster_on(url) as cluster:
-        node, other = await cluster.nodes_of(2)
-        store = other.store
+    async with cluster_on(rabbitmq.fresh_url(kind)) as cluster:
+        node, slow, fast = await cluster.nodes_of(3)
+        store = node.store
         assert isinstance(store, RabbitmqStore)
-        fast = FakeClock(wall=cluster.clock.wall + 2_001_000)
-        assert isinstance(node.store, RabbitmqStore)
-        node.store._news._clock = fast
-        cluster.advance_to(SLOT + 20 * PERIOD)
-        for clock_s in (2.001, 2.001, 1.9, -2.1, -2.1, -2.1):
-            fast.wall = cluster.clock.wall + int(clock_s * 1_000_000)
-            slot = SLOT + len(store._news._heard) * PERIOD
-            await node.win(slot, **ANY_TIME)
-            await until(lambda slot=slot: store._news.winner("job", slot) is not None)  # type: ignore[misc]
-        warned = [record for record in caplog.records if record.message == "clocks_differ"]
-        assert [record.fields for record in warned] == [{"instance": "host:1", "ahead_ms": 2_001}]  # type: ignore[attr-defined]
+        slots = itertools.count(T0 + PERIOD, PERIOD)
+        for each in (slow, fast):  # what they hear of each other is no matter
+            assert isinstance(each.store, RabbitmqStore)
+            each.store._news._compare_clocks = lambda *_: None  # type: ignore[method-assign]
+
+        async def hears_of(other: Node, ahead_ms: int, after_s: int) -> list[tuple[str, int]]:
+            """What is warned of when the other wins, some time later, by a clock that is ahead."""
+            caplog.clear()
+            cluster.advance(after_s * 1_000)
+            assert isinstance(other.store, RabbitmqStore)
+            other.store._news._clock = FakeClock((cluster.now + ahead_ms) * 1_000)
+            slot = next(slots)
+            await other.win(slot, **ANY_TIME)
+            await until(lambda: store._news.winner("job", slot) is not None)
+            records = [each for each in caplog.records if each.message == "clocks_differ"]
+            ours = [each.fields for each in records]  # type: ignore[attr-defined]
+            return [(each["instance"], each["ahead_ms"]) for each in ours]
+
+        cluster.advance(DAY // 2)
+        assert await hears_of(fast, 2_000, 0) == []
+        assert await hears_of(fast, 2_001, 1) == [("host:3", 2_001)]
+        assert await hears_of(fast, 2_001, 3_600) == []
+        assert await hears_of(fast, 2_001, 1) == [("host:3", 2_001)]
+        assert await hears_of(slow, -2_000, 0) == []
+        assert await hears_of(slow, -2_001, 1) == [], "it may have been on its way for long"
+        assert await hears_of(slow, -2_001, 59) == []
+        assert await hears_of(slow, 0, 1) == [], "and was"
+        assert await hears_of(slow, -2_001, 1) == []
+        assert await hears_of(slow, -2_001, 60) == [("host:2", -2_001)]
+        assert await hears_of(slow, -2_001, 60) == []
 
 
 # Checks at start, each made to fail once
