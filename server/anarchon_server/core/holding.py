@@ -489,12 +489,18 @@ class Holding:
             )
         hold.cancel = reason
         session = self._context.sessions.place_of(hold.token)
-        if session is not None:
+        if session is not None and session.attached:
             self._context.send(session, Cancelled(hold.token, reason))
         if reason is CancelReason.TIMEOUT:
             hold.renew_at = self._context.now
             self._want_beat()
         self._context.log(Level.INFO, "run_cancelled", job=hold.job, slot=hold.slot, reason=reason)
+
+    def repeat_cancels(self, session: Session) -> None:
+        """Its stream is another: what was sent on the last one may not have come."""
+        for hold in self.of_session(session):
+            if hold.cancel is not None:
+                self._context.send(session, Cancelled(hold.token, hold.cancel))
 
     def grace_over(self, token: str) -> None:
         """The handler has not obeyed in its grace: renewed no longer, its place is taken."""

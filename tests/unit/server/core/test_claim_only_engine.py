@@ -11,6 +11,7 @@ from anarchon_server.core import claim_only
 from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
 from anarchon_server.core.limits import DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
 from anarchon_server.core.messages import (
+    Attached,
     CallStore,
     KeepAliveAnswer,
     Method,
@@ -315,6 +316,20 @@ def test_s21_a_handler_that_ignores_its_timeout_has_failed_and_keeps_its_place()
     assert current(world.run(SLOT)) == (1, "failed", "timeout")
     world.run_for(5_000)
     assert world.slots() == [SLOT], "its place is taken until it reports"
+
+
+def test_s21_a_cancel_that_was_lost_with_its_stream_is_sent_again_on_the_next() -> None:
+    """Else the handler would go on until it is given up, its grace later."""
+    world, sidecar, client = running(every(timeout_ms=8_000))
+    client.lose_stream()
+    world.run_until(SLOT + 8_500)
+    assert client.reasons() == []
+    client.subscribe()
+    assert isinstance(client.events[-2], Attached)
+    assert client.reasons() == [CancelReason.TIMEOUT]
+    client.complete(stopped=CancelReason.TIMEOUT)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
 
 
 def test_s21_what_outlived_its_timeout_is_that_though_its_session_was_just_lost() -> None:
