@@ -425,6 +425,9 @@ class Holding:
             return
         if answer.outcome is not TokenOutcome.RENEWED:
             self._lose(hold, CancelReason.FENCED, _who(answer.run))
+            if not hold.leased and not hold.finished:
+                # Refused since its cancel's grace is over, it is ours still, and nobody else ends it.
+                self.release(hold.job, hold.slot, hold.token, Reason.RUNNER_LOST)
             return
         assert answer.run is not None
         hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at

@@ -318,6 +318,29 @@ def test_s21_a_handler_that_ignores_its_timeout_has_failed_and_keeps_its_place()
     assert world.slots() == [SLOT], "its place is taken until it reports"
 
 
+def test_s21a_a_run_whose_renewal_is_refused_after_its_cancel_has_failed() -> None:
+    """Whoever asks for a renewal in its grace, it must not be left unended."""
+    world, sidecar, client = running(every(timeout_ms=8_000, cancel_grace_ms=0))
+    world.run_until(SLOT + 8_000)
+    world.now += 100
+    client.ask_to_live(client.only().token, confirm=(client.only().token,))
+    sidecar.settle()
+    assert sidecar.logged("run_fenced")
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def test_s27_a_result_on_its_way_is_not_given_up_when_a_renewal_is_refused() -> None:
+    world, sidecar, client = running(every(timeout_ms=8_000, cancel_grace_ms=0))
+    world.run_until(SLOT + 8_000)
+    world.now += 100
+    client.ask_to_live(client.only().token, confirm=(client.only().token,))
+    client.complete(stopped=CancelReason.TIMEOUT)
+    sidecar.answer(Method.BEAT)
+    assert not sidecar.waits(Method.RELEASE)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
 def test_s21_a_cancel_that_was_lost_with_its_stream_is_sent_again_on_the_next() -> None:
     """Else the handler would go on until it is given up, its grace later."""
     world, sidecar, client = running(every(timeout_ms=8_000))
