@@ -202,18 +202,18 @@ def _check_records(
         )
     if capabilities.kept_ms is None:
         return
+    longest_ms = _longest_deadline(spec)
     most = capabilities.kept_ms - limits.RECORD_OVER_DEADLINE
-    if spec.start_deadline_ms is not None and spec.start_deadline_ms > most:
+    if longest_ms > most:
+        given = "start_deadline" if spec.start_deadline_ms is not None else "jitter"
+        over = 0 if spec.start_deadline_ms is not None else limits.START_DEADLINE_OVER_JITTER
         raise InvalidError(
-            "start_deadline",
-            shown(spec.start_deadline_ms),
-            f"at most {shown(most)} on {backend}, which knows for {shown(capabilities.kept_ms)} "
-            "who claimed a slot",
+            given,
+            shown(longest_ms - over),
+            f"at most {shown(most - over)} on {backend}, which knows for "
+            f"{shown(capabilities.kept_ms)} who claimed a slot",
         )
-    kept = capabilities.kept_slots
-    needed_ms = (spec.start_deadline_ms or limits.START_DEADLINE_MAX_DEFAULT) + (
-        limits.RECORD_OVER_DEADLINE
-    )
+    kept, needed_ms = capabilities.kept_slots, longest_ms + limits.RECORD_OVER_DEADLINE
     if kept is not None and gap * kept < needed_ms:
         raise InvalidError(
             "schedule",
@@ -221,6 +221,14 @@ def _check_records(
             f"{backend} knows who claimed a job's newest {kept} slots, and must for "
             f"{shown(needed_ms)}: the shortest gap is at least {shown(-(-needed_ms // kept))}",
         )
+
+
+def _longest_deadline(spec: JobSpec) -> int:
+    """S20. The longest that a slot of the job may be claimed; a jitter may make it long."""
+    if spec.start_deadline_ms is not None:
+        return spec.start_deadline_ms
+    after_jitter = (spec.jitter_ms or 0) + limits.START_DEADLINE_OVER_JITTER
+    return max(limits.START_DEADLINE_MAX_DEFAULT, after_jitter)
 
 
 def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> None:

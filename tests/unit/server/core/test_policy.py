@@ -304,3 +304,14 @@ def test_too_many_jobs_are_refused_before_any_is_looked_at() -> None:
 @pytest.mark.parametrize(("ms", "text"), [(0, "0s"), (5_400_000, "1h30m"), (-250, "-250ms")])
 def test_durations_are_shown_as_people_write_them(ms: int, text: str) -> None:
     assert shown(ms) == text
+
+
+def test_s10_a_jitter_that_outlasts_the_record_of_a_claim_is_refused() -> None:
+    """Without a start deadline the jitter sets it: the last to claim must find the first's record."""
+    kept = Capabilities("nats:claim", leases=False, kept_ms=3_600_000)
+    daily = replace(BARE, schedule=EverySchedule(86_400_000))
+    longest_ms = 3_000_000 - limits.START_DEADLINE_OVER_JITTER
+    resolved(daily, kept, jitter_ms=longest_ms)
+    with pytest.raises(InvalidError, match="jitter is '49m55s1ms': at most 49m55s on nats:claim"):
+        resolved(daily, kept, jitter_ms=longest_ms + 1)
+    resolved(daily, kept, jitter_ms=longest_ms + 1, start_deadline_ms=longest_ms + 2)
