@@ -219,6 +219,18 @@ async def test_s11_in_a_batch_what_has_no_answer_is_unknown_and_the_rest_is_answ
         assert (await through.ask(wishes[1])).outcome == "won"
 
 
+async def test_s11_a_batch_without_answers_is_unknown_though_some_of_it_was_not_sent() -> None:
+    """What was looked up only, as it is too late to claim it, was surely not done; the rest may be."""
+    async with behind_a_proxy() as (proxy, _, through, direct):
+        late, claim = through.wish(SLOT - 10 * PERIOD), through.wish(SLOT)
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown):
+            await through.store.claim([late, claim])
+        proxy.resume()
+        assert (await through.ask(claim)).outcome == "won"
+        assert (await direct.claim(SLOT)).outcome == "lost"
+
+
 async def test_s11_an_idle_connection_that_was_closed_is_not_used() -> None:
     """A server that restarted while nothing was asked leaves no outcome unknown."""
     async with behind_a_proxy() as (proxy, _, through, _):
