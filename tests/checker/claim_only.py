@@ -14,6 +14,7 @@ from tests.checker.common import (
     Order,
     idle_since,
     missed_needlessly,
+    not_told_of_their_timeout,
     outlived_their_timeout,
     patience,
     results_without_receipt,
@@ -36,6 +37,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from _given_back_needlessly(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
+    yield from not_told_of_their_timeout(history)
 
 
 @dataclass(slots=True)
@@ -62,13 +64,15 @@ class _ClaimedOrder(Order):
         self._say("S20", run, (run.job, run.slot), f"skipped as {run.reason}: nothing is planned")
 
     def _step(self, step: HandlerStarted | HandlerStepped) -> None:
-        """I4. The run has not ended; who was told to stop, and does not listen, may go on."""
+        """I4. The run has not ended, but by its timeout; who was told to stop, and does not listen,
+        may go on.
+        """
         Order._step(self, step)
         run = self.runs.get((step.job, step.slot))
         key = (step.job, step.slot)
         if run is None or run.token != step.token:
             self._say("I4", step, key, "a trusted step for a run that is another's")
-        elif run.final and step.token not in self.told:
+        elif run.final and run.reason != "timeout" and step.token not in self.told:
             seen = f"{run.state} {run.reason}"
             self._say("I4", step, key, f"a trusted step, while the store has {seen}")
 
@@ -84,11 +88,14 @@ class _ClaimedOrder(Order):
 
 
 def _not_told_in_time(history: History) -> Iterable[Violation]:
-    """I8, S25: a handler whose run is given up is told before that, or when its process thaws."""
+    """I8, S25: a handler whose run is given up is told before that, or when its process thaws.
+
+    Of its timeout it is told as soon as can be (S21).
+    """
     for token, handler in history.handlers.items():
         key = (handler.start.job, handler.start.slot)
         last = history.saved[key][-1]
-        if last.token != token or last.by != "release":
+        if last.token != token or last.by != "release" or last.reason == "timeout":
             continue
         end = history.thawed(handler.start.app, last.at)
         if end >= min(history.stopped_at(handler), history.end_at):

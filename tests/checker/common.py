@@ -274,6 +274,24 @@ def outlived_their_timeout(history: History) -> Iterable[Violation]:
             yield Violation("S21", last.at, *key, f"a success after {ran_for} ms")
 
 
+def not_told_of_their_timeout(history: History) -> Iterable[Violation]:
+    """S21: whoever outlives the timeout is told, as soon as a client can be."""
+    for handler in history.handlers.values():
+        start = handler.start
+        job = history.jobs[start.job]
+        if not job.timeout_ms:
+            continue
+        instance = history.saved[start.job, start.slot][-1].instance
+        ends = (handler.told_at, history.stopped_at(handler), history.end_at)
+        until = min(end for end in ends if end is not None)
+        since = start.at + job.timeout_ms
+        for served_from, served_until in history.served.spans_of(instance, start.job):
+            waits_ms = min(until, served_until) - max(since, served_from)
+            if waits_ms > job.takeover_ms:
+                text = f"not told of its timeout for {waits_ms} ms"
+                yield Violation("S21", until, start.job, start.slot, text)
+
+
 def patience(job: JobKnown) -> int:
     """For how long nothing is said of what should come about by itself."""
     return 2 * (job.witness_ms + job.takeover_ms)

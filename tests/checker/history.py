@@ -228,6 +228,12 @@ class Able:
             key[:2] == (instance, job) and self._covers(key, start, end) for key in self._spans
         )
 
+    def spans_of(self, instance: str, job: str) -> list[tuple[int, int]]:
+        """When this instance was able, under any schedule."""
+        return [
+            span for key in self._spans if key[:2] == (instance, job) for span in self._spans[key]
+        ]
+
     def _covers(self, key: tuple[str, str, str], start: int, end: int) -> bool:
         spans = self._spans[key]
         place = bisect_right(spans, (start, FOREVER)) - 1

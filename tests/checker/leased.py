@@ -14,6 +14,7 @@ from tests.checker.common import (
     Order,
     idle_since,
     missed_needlessly,
+    not_told_of_their_timeout,
     outlived_their_timeout,
     patience,
     results_without_receipt,
@@ -34,6 +35,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from _left_waiting(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
+    yield from not_told_of_their_timeout(history)
 
 
 @dataclass(slots=True)

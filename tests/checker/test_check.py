@@ -29,6 +29,8 @@ from tests.checker.events import (
     Note,
     ResultReceipt,
     RunSaved,
+    ServedFrom,
+    ServedUntil,
     SlotDue,
     UnableFrom,
     from_lines,
@@ -223,6 +225,10 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
         (JOB, CLAIMED, *(saved(at) for at in range(12_000, 40_000, 2_000)), END),
     ),
     "a result without a receipt": ("S27", without(RECEIPT)),
+    "not told of its timeout": (
+        "S21",
+        (JOB, ServedFrom(0, "a", "job"), CLAIMED, STARTED, replace(ENDED, at=SLOT + 3_900), END),
+    ),
     "a success long after its timeout": (
         "S21",
         instead(ENDED=replace(ENDED, at=SLOT + 9_000), RECEIPT=replace(RECEIPT, at=SLOT + 9_100)),
@@ -270,6 +276,18 @@ FINE: dict[str, tuple[Event, ...]] = {
         AppThawed(SLOT + 9_000, "app"),
         HandlerEnded(SLOT + 9_100, "t1", "app"),
         ResultReceipt(SLOT + 9_200, "t1", "fenced"),
+        END,
+    ),
+    "not told of its timeout while no client could be": (
+        JOB,
+        ServedFrom(0, "a", "job"),
+        ServedUntil(SLOT + 2_500, "a", "job"),
+        CLAIMED,
+        STARTED,
+        saved(SLOT + 2_000),
+        HandlerTold(SLOT + 3_900, "t1", "lease_lost"),
+        replace(ENDED, at=SLOT + 4_000),
+        ResultReceipt(SLOT + 4_100, "t1", "fenced"),
         END,
     ),
     "lapsed, for its holder was not able": (

@@ -76,7 +76,8 @@ class _Wire(Client):
 class _Link:
     """One TCP connection, and the requests that wait for their answers on it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, host: tuple[str, int]) -> None:
+        self.host = host
         self.wire = _Wire(tls=address.tls, ended=self.end)
         self.waiting: dict[int, tuple[str, asyncio.Future[Msg]]] = {}
         self.inbox = ""
@@ -242,7 +243,7 @@ class Connection:
         except AccessDenied as error:
             raise AccessDenied(f"{self.location}: {error}") from None
         except (OSError, _Ended) as error:  # a TimeoutError is one
-            self._retire(link)
+            self._leave(link)
             reason = str(error) or "no answer in time"
             kind = OutcomeUnknown if writes and sent else StoreUnavailable
             raise kind(f"{self.location}: {reason}") from None
@@ -254,6 +255,8 @@ class Connection:
             if link is not self._link and not link.waiting:
                 self._drop(link)
         if message.headers and message.headers.get("Status") == _NOBODY:
+            if len(self._hosts) > 1:
+                self._leave(link)
             raise NobodyThereError(f"{self.location}: nobody answers to {subject}")
         return message.data
 
@@ -302,7 +305,7 @@ class Connection:
         raise said
 
     async def _connect_to(self, host: tuple[str, int]) -> _Link:
-        link, address = _Link(self._address), self._address
+        link, address = _Link(self._address, host), self._address
         name = f"[{host[0]}]" if ":" in host[0] else host[0]
         settings = _credentials(address) | _tls(address)
         try:
@@ -341,7 +344,16 @@ class Connection:
             reason = said  # what the last attempt failed for
         text = f"{self.location}: {host[0]}:{host[1]}: {reason.removeprefix('nats: ')}"
         denied = isinstance(error, AuthorizationError) or _AUTHORIZATION.search(reason)
+        if "timeout" in reason.lower():  # the server's, where it waited for our credentials
+            denied = None
         return AccessDenied(text) if denied else StoreUnavailable(text)
+
+    def _leave(self, link: _Link) -> None:
+        """Goes to another server if there is one: this one may be cut off from the others."""
+        if self._link is link:
+            self._hosts.remove(link.host)
+            self._hosts.append(link.host)
+        self._retire(link)
 
     def _retire(self, link: _Link) -> None:
         """No further request goes out on it; it ends with the last answer that is awaited."""

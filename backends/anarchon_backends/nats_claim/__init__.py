@@ -25,7 +25,7 @@ from anarchon_backends.nats.connection import Connection
 from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.streams import prepare
 from anarchon_backends.nats.time import StoreTime
-from anarchon_backends.nats_claim._batch import over, settled, together
+from anarchon_backends.nats_claim._batch import of_the_whole, over, settled, together
 from anarchon_backends.nats_claim._history import History, chunks, tries
 from anarchon_backends.nats_claim._registry import Registry
 from anarchon_backends.nats_claim._subjects import Subjects
@@ -103,7 +103,7 @@ class NatsClaimStore:
         found = await settled(self._claim(claim, until) for claim in claims)
         errors = [each for each in found if isinstance(each, StoreError)]
         if errors and len(errors) == len(found):
-            raise errors[0]
+            raise of_the_whole(errors, partly=False)
         unknown = port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
         return self._reply(now, [unknown if isinstance(e, StoreError) else e for e in found])
 

@@ -56,7 +56,7 @@ async def together(parts: Iterable[Coroutine[Any, Any, _T]], *, writes: bool = F
     answers = [each for each in found if not isinstance(each, StoreError)]
     errors = [each for each in found if isinstance(each, StoreError)]
     if errors:
-        raise _of_the_whole(errors, partly=writes and bool(answers))
+        raise of_the_whole(errors, partly=writes and bool(answers))
     return answers
 
 
@@ -65,10 +65,11 @@ async def over(*parts: asyncio.Future[Any]) -> None:
     await _end(parts)
     errors = [error for error in map(_failure, parts) if error is not None]
     if errors:
-        raise _of_the_whole(errors, partly=len(errors) < len(parts))
+        raise of_the_whole(errors, partly=len(errors) < len(parts))
 
 
-def _of_the_whole(errors: list[StoreError], *, partly: bool) -> StoreError:
+def of_the_whole(errors: list[StoreError], *, partly: bool) -> StoreError:
+    """What these failures are to the whole; `partly`: something else of it was done."""
     unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
     if unknown is None and partly and isinstance(errors[0], StoreUnavailable):
         return OutcomeUnknown(f"a part of it was done: {errors[0]}")

@@ -76,6 +76,7 @@ class RabbitmqStore:
 
     async def open(self) -> port.StoreReport:
         """Connects and checks. `StoreUnavailable` where the broker cannot be reached."""
+        self._closed.clear()
         self._link.start()
         location = self._address.location
         try:
@@ -142,7 +143,7 @@ class RabbitmqStore:
             return self._lost(claim, heard.number, heard.instance_id)
         try:
             holder = await self._declared(claim, number, deadline)
-        except OutcomeUnknown:
+        except (OutcomeUnknown, asyncio.CancelledError):
             self._remember(claim)
             raise
         if isinstance(holder, port.ClaimOutcome):

@@ -89,7 +89,7 @@ def of_nodes(
         doubts.append(
             Doubt(
                 f"the broker has {len(nodes)} nodes, and a classic queue is on one of them: while "
-                "that is down, nobody can find out who won the slots that are claimed on it",
+                "that is down, questions about the slots claimed on it may have no answer",
                 "add queue_type=quorum to the URL",
             )
         )

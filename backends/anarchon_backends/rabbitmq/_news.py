@@ -26,7 +26,7 @@ from anarchon_server.core.store import StoreClock
 
 CLOCKS_DIFFER_MS = 2_000
 _WARN_EVERY_MS = 3_600_000
-_LATE_MESSAGES = 3  # a message may come late; three in a row do not
+_LATE_FOR_MS = 60_000  # a message may come late, and many at once; not all for so long
 _SENDERS_MAX = 1_000
 _HEARD_MAX = 20_000
 _WAITING_MAX = 100
@@ -51,9 +51,12 @@ class Win:
 
 @dataclass(slots=True)
 class _Sender:
-    """What is known of another instance's clock."""
+    """What is known of another instance's clock. Times are on the boot-time clock.
 
-    late: int = 0
+    `late_since`: from then on every message of it came later than clocks that agree explain.
+    """
+
+    late_since: int | None = None
     warned_at: int | None = None
 
 
@@ -64,8 +67,8 @@ class News:
         self, address: Address, namespace: str, clock: StoreClock, timeout_ms: int
     ) -> None:
         self._link = Link(address, f"anarchon {namespace}: news", timeout_ms)
+        self._namespace = namespace
         self._exchange = exchange_of(namespace)
-        self._queue = passing_of(namespace, "news")
         self._sender = secrets.token_hex(8)
         self._clock = clock
         self._heard: dict[tuple[str, int], Win] = {}
@@ -143,13 +146,16 @@ class News:
                 channel = await self._subscribe()
 
     async def _subscribe(self) -> AbstractChannel:
+        # A new name each time: the broker may not have noticed the end of the last connection.
+        queue = passing_of(self._namespace, "news")
+
         async def prepare(channel: AbstractChannel) -> None:
             await channel.exchange_declare(self._exchange, exchange_type="fanout", durable=True)
             await channel.queue_declare(
-                self._queue, exclusive=True, arguments={"x-max-length": _LENGTH_MAX}
+                queue, exclusive=True, arguments={"x-max-length": _LENGTH_MAX}
             )
-            await channel.queue_bind(self._queue, self._exchange)
-            await channel.basic_consume(self._queue, self._has_heard, no_ack=True)
+            await channel.queue_bind(queue, self._exchange)
+            await channel.basic_consume(queue, self._has_heard, no_ack=True)
 
         return await self._link.hold(prepare, self._link.deadline())
 
@@ -176,8 +182,12 @@ class News:
         known = self._senders.setdefault(sender, _Sender())
         while len(self._senders) > _SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
-        known.late = known.late + 1 if now - at > CLOCKS_DIFFER_MS else 0
-        differ = at - now > CLOCKS_DIFFER_MS or known.late >= _LATE_MESSAGES
+        if now - at <= CLOCKS_DIFFER_MS:
+            known.late_since = None
+        elif known.late_since is None:
+            known.late_since = boot_at
+        is_behind = known.late_since is not None and boot_at - known.late_since >= _LATE_FOR_MS
+        differ = at - now > CLOCKS_DIFFER_MS or is_behind
         fresh = known.warned_at is None or boot_at - known.warned_at > _WARN_EVERY_MS
         if differ and fresh:
             known.warned_at = boot_at

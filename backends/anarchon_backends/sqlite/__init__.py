@@ -188,11 +188,7 @@ class SqliteStore:
                 rows.save(verdict.saved)
                 rows.save_job(verdict.job)
                 rows.settle(claim.job, claim.schedule_id, verdict.settled)
-                answer = verdict.answer
-                if answer.outcome is port.ClaimOutcome.WON:
-                    payload = rows.payload(claim.job, claim.slot)
-                    answer = dataclasses.replace(answer, payload=payload)
-                answers.append(answer)
+                answers.append(_with_payload(rows, verdict.answer))
             return self._reply(rows, answers, (claim.job for claim in claims))
 
         return await self._act(work)
@@ -437,6 +433,15 @@ def _roll_back(db: sqlite3.Connection) -> None:
     with suppress(sqlite3.Error):
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+
+def _with_payload(rows: Rows, answer: port.ClaimAnswer) -> port.ClaimAnswer:
+    """The answer with what came with the call that triggered the run, if it was won."""
+    run = answer.run.run if answer.run else None
+    won = answer.outcome is port.ClaimOutcome.WON
+    if run is None or not won or run.trigger is not model.Trigger.MANUAL:
+        return answer
+    return dataclasses.replace(answer, payload=rows.payload(run.job, run.slot))
 
 
 def _taken(rows: Rows, plan: port.Plan) -> set[int]:

@@ -255,6 +255,7 @@ class Attaching:
             self._notes(session),
         )
         self._context.send(session, event)
+        self._holding.repeat_cancels(session)
         self._context.log(
             Level.INFO,
             "session_attached",

@@ -463,6 +463,8 @@ class Holding:
         if hold.cancel is None and not hold.finished:
             self.cancel(hold, run.cancel, run.cancel_message)
         self._end(hold, run.cancel)
+        if not hold.leased and not hold.finished:  # nobody else will ever find it to be over
+            self.release(hold.job, hold.slot, hold.token, Reason.RUNNER_LOST)
 
     def _trust_until(self, hold: Hold, end: int) -> None:
         hold.trust_end = end
@@ -533,12 +535,18 @@ class Holding:
             )
         hold.cancel = reason
         session = self._context.sessions.place_of(hold.token)
-        if session is not None:
+        if session is not None and session.attached:
             self._context.send(session, Cancelled(hold.token, reason, message))
         if reason is CancelReason.TIMEOUT:
             hold.renew_at = self._context.now
             self._want_beat()
         self._context.log(Level.INFO, "run_cancelled", job=hold.job, slot=hold.slot, reason=reason)
+
+    def repeat_cancels(self, session: Session) -> None:
+        """Its stream is another: what was sent on the last one may not have come."""
+        for hold in self.of_session(session):
+            if hold.cancel is not None:
+                self._context.send(session, Cancelled(hold.token, hold.cancel))
 
     def grace_over(self, token: str) -> None:
         """The handler has not obeyed in its grace: renewed no longer, its place is taken."""
@@ -845,7 +853,7 @@ class Holding:
                     )
 
         def failed(_: bool) -> None:
-            for release in batch:
+            for release in batch if context.capabilities.leases else ():
                 since = self._releases[release.token].since
                 if since + limits.LEASE_MAX < context.now:  # the lease has ended by itself
                     del self._releases[release.token]

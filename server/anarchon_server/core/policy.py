@@ -161,7 +161,7 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
     check_name("name", spec.name)
     if not capabilities.leases:
         _refuse_what_needs_a_lease(spec, capabilities.backend)
-    _refuse_what_is_not_there_yet(spec, capabilities)
+    _refuse_what_the_backend_has_not(spec, capabilities)
     schedule = read_schedule(spec)
     _refuse_what_is_over(spec, schedule, near_ms)
     lease = _lease(spec, lease_ms)
@@ -232,18 +232,18 @@ def _check_records(
         )
     if capabilities.kept_ms is None:
         return
+    longest_ms = _longest_deadline(spec)
     most = capabilities.kept_ms - limits.RECORD_OVER_DEADLINE
-    if spec.start_deadline_ms is not None and spec.start_deadline_ms > most:
+    if longest_ms > most:
+        given = "start_deadline" if spec.start_deadline_ms is not None else "jitter"
+        over = 0 if spec.start_deadline_ms is not None else limits.START_DEADLINE_OVER_JITTER
         raise InvalidError(
-            "start_deadline",
-            shown(spec.start_deadline_ms),
-            f"at most {shown(most)} on {backend}, which knows for {shown(capabilities.kept_ms)} "
-            "who claimed a slot",
+            given,
+            shown(longest_ms - over),
+            f"at most {shown(most - over)} on {backend}, which knows for "
+            f"{shown(capabilities.kept_ms)} who claimed a slot",
         )
-    kept = capabilities.kept_slots
-    needed_ms = (spec.start_deadline_ms or limits.START_DEADLINE_MAX_DEFAULT) + (
-        limits.RECORD_OVER_DEADLINE
-    )
+    kept, needed_ms = capabilities.kept_slots, longest_ms + limits.RECORD_OVER_DEADLINE
     if kept is not None and gap * kept < needed_ms:
         raise InvalidError(
             "schedule",
@@ -253,7 +253,15 @@ def _check_records(
         )
 
 
-def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> None:
+def _longest_deadline(spec: JobSpec) -> int:
+    """S20. The longest that a slot of the job may be claimed; a jitter may make it long."""
+    if spec.start_deadline_ms is not None:
+        return spec.start_deadline_ms
+    after_jitter = (spec.jitter_ms or 0) + limits.START_DEADLINE_OVER_JITTER
+    return max(limits.START_DEADLINE_MAX_DEFAULT, after_jitter)
+
+
+def _refuse_what_the_backend_has_not(spec: JobSpec, capabilities: Capabilities) -> None:
     backend = capabilities.backend
     if spec.by_name:
         raise InvalidError(
@@ -266,12 +274,15 @@ def _refuse_what_is_not_there_yet(spec: JobSpec, capabilities: Capabilities) -> 
         raise UnsupportedError("a job without a schedule", backend, (), "set every or cron")
     if spec.overlap is not None and spec.overlap not in capabilities.overlap:
         have = ", ".join(sorted(capabilities.overlap))
-        raise UnsupportedError(f"overlap={spec.overlap}", backend, (), f"it has: {have}")
+        feature = f"overlap={spec.overlap}"
+        raise UnsupportedError(feature, backend, LEASE_BACKENDS, f"it has: {have}")
     if spec.catch_up is not None and spec.catch_up not in capabilities.catch_up:
         have = ", ".join(sorted(capabilities.catch_up))
-        raise UnsupportedError(f"catch_up={spec.catch_up}", backend, (), f"it has: {have}")
+        feature = f"catch_up={spec.catch_up}"
+        raise UnsupportedError(feature, backend, LEASE_BACKENDS, f"it has: {have}")
     if spec.retry is not None and not capabilities.retries:
-        raise UnsupportedError("retry", backend, (), "leave it unset: a failed run is final")
+        hint = "leave it unset: a failed run is final"
+        raise UnsupportedError("retry", backend, LEASE_BACKENDS, hint)
 
 
 def _refuse_what_is_over(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:

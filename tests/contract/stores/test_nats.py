@@ -219,6 +219,18 @@ async def test_s11_in_a_batch_what_has_no_answer_is_unknown_and_the_rest_is_answ
         assert (await through.ask(wishes[1])).outcome == "won"
 
 
+async def test_s11_a_batch_without_answers_is_unknown_though_some_of_it_was_not_sent() -> None:
+    """What was looked up only, as it is too late to claim it, was surely not done; the rest may be."""
+    async with behind_a_proxy() as (proxy, _, through, direct):
+        late, claim = through.wish(SLOT - 10 * PERIOD), through.wish(SLOT)
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown):
+            await through.store.claim([late, claim])
+        proxy.resume()
+        assert (await through.ask(claim)).outcome == "won"
+        assert (await direct.claim(SLOT)).outcome == "lost"
+
+
 async def test_s11_an_idle_connection_that_was_closed_is_not_used() -> None:
     """A server that restarted while nothing was asked leaves no outcome unknown."""
     async with behind_a_proxy() as (proxy, _, through, _):
@@ -265,6 +277,28 @@ async def test_a_connection_whose_call_was_cancelled_is_thrown_away() -> None:
             proxy.resume()
             assert (await through.beat()).known, "an answer of its own, on a connection of its own"
         assert connection_of(through).generation == before + 3
+
+
+async def test_a_server_that_does_not_answer_is_left_for_another() -> None:
+    """It may be cut off from the other servers, and let us in all the same."""
+    url = nats.fresh_url()
+    port = int(re.findall(r":(\d+)", url)[0])
+    async with Proxy(port) as proxy, cluster_on(url) as cluster:
+        assert isinstance(cluster.database, Database)
+        cluster.database.url = url.replace(f":{port}", f":{proxy.port},127.0.0.1:{port}")
+        node = await cluster.node(op_timeout_ms=400)
+        cluster.advance_to(SLOT)
+        connection = connection_of(node)
+        assert connection._link is not None
+        connection._retire(connection._link)
+        connection._hosts.sort(key=lambda host: host[1] != proxy.port)
+        await node.store.instances()
+        proxy.hold_replies()
+        claim = node.wish(SLOT)
+        with pytest.raises(StoreError):
+            await node.ask(claim)
+        assert (await node.ask(claim)).outcome == "won"
+        assert connection._link.host[1] == port
 
 
 async def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
@@ -447,7 +481,8 @@ async def compete(cluster: Cluster, kill: Callable[[], None], slots: int, times:
         await until(lambda share=share: len(won) >= share * len(places))  # type: ignore[misc]
         await asyncio.to_thread(kill)
     await asyncio.gather(*working)
-    assert failures, "they have noticed"
+    reconnected = [connection_of(node).generation > 1 for node in nodes]
+    assert failures or any(reconnected), "they have noticed"
     assert sorted(slot for slot, _ in won) == list(places), "each slot has one winner"
     kept = [await claimed(nodes[0], slot) for slot in places]
     assert kept == [token for _, token in sorted(won)], "each acknowledged claim is there"

@@ -25,7 +25,7 @@ from anarchon_server.clock import SystemClock
 from anarchon_server.core import messages
 from anarchon_server.core.engine import Status
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
-from anarchon_server.core.model import Instance, JobSpec
+from anarchon_server.core.model import Instance, JobSpec, OverlapPolicy
 from anarchon_server.core.store import Doubt, OpenOptions, Store
 from anarchon_server.loop import Loop
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
@@ -605,7 +605,7 @@ async def test_an_error_of_ours_is_not_hidden_and_rolls_back(cluster: Cluster) -
     node = await cluster.node()
     await node.register()
     cluster.advance_to(SLOT)
-    wrong = node.wish(SLOT, lease_ms=None)
+    wrong = node.wish(SLOT, overlap=OverlapPolicy.ALLOW, lease_ms=None)
     with pytest.raises(TypeError):
         await node.store.claim([node.wish(SLOT - PERIOD + 5_000), wrong])
     assert await node.history() == []

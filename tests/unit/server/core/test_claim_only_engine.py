@@ -11,6 +11,7 @@ from anarchon_server.core import claim_only
 from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
 from anarchon_server.core.limits import DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
 from anarchon_server.core.messages import (
+    Attached,
     CallStore,
     KeepAliveAnswer,
     Method,
@@ -317,6 +318,43 @@ def test_s21_a_handler_that_ignores_its_timeout_has_failed_and_keeps_its_place()
     assert world.slots() == [SLOT], "its place is taken until it reports"
 
 
+def test_s21a_a_run_whose_renewal_is_refused_after_its_cancel_has_failed() -> None:
+    """Whoever asks for a renewal in its grace, it must not be left unended."""
+    world, sidecar, client = running(every(timeout_ms=8_000, cancel_grace_ms=0))
+    world.run_until(SLOT + 8_000)
+    world.now += 100
+    client.ask_to_live(client.only().token, confirm=(client.only().token,))
+    sidecar.settle()
+    assert not world.run(SLOT).run.unfinished
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def test_s27_a_result_on_its_way_is_not_given_up_when_a_renewal_is_refused() -> None:
+    world, sidecar, client = running(every(timeout_ms=8_000, cancel_grace_ms=0))
+    world.run_until(SLOT + 8_000)
+    world.now += 100
+    client.ask_to_live(client.only().token, confirm=(client.only().token,))
+    client.complete(stopped=CancelReason.TIMEOUT)
+    sidecar.answer(Method.BEAT)
+    assert not sidecar.waits(Method.RELEASE)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def test_s21_a_cancel_that_was_lost_with_its_stream_is_sent_again_on_the_next() -> None:
+    """Else the handler would go on until it is given up, its grace later."""
+    world, sidecar, client = running(every(timeout_ms=8_000))
+    client.lose_stream()
+    world.run_until(SLOT + 8_500)
+    assert client.reasons() == []
+    client.subscribe()
+    assert isinstance(client.events[-2], Attached)
+    assert client.reasons() == [CancelReason.TIMEOUT]
+    client.complete(stopped=CancelReason.TIMEOUT)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
 def test_s21_what_outlived_its_timeout_is_that_though_its_session_was_just_lost() -> None:
     """Nobody offers the job any more that says so."""
     world, sidecar, client = running(every(timeout_ms=17_000))
@@ -396,6 +434,17 @@ def test_s26_a_token_that_lost_is_not_adopted() -> None:
     successor.settle()
     assert again.attached is not None
     assert [lost.token for lost in again.attached.lost] == [wrong]
+
+
+def test_s27_a_run_that_lost_its_client_while_the_store_was_long_away_has_failed() -> None:
+    """No lease ends it, so that it is given back however long that takes."""
+    world, sidecar, client = running(watchable=True)
+    sidecar.away = "refused"
+    client.exit()
+    world.run_for(HOUR + 5_000)
+    sidecar.away = None
+    world.run_for(5_000)
+    assert current(world.run(SLOT)) == LOST
 
 
 # --- Stopping ----------------------------------------------------------------------------

@@ -111,10 +111,13 @@ def resume(*plans: Plan, settled: int = T - 100_000, slots: Any = (), **changes:
 
 
 def resumed(
-    wish: Resume, *taken: int, now: Moment | None = None, job: JobRecord = PAUSED, **in_use: int
+    wish: Resume,
+    *taken: int,
+    now: Moment | None = None,
+    job: JobRecord = PAUSED,
+    settled: int = T - 100_000,
 ) -> Any:
-    settled = in_use or {TENS: T - 100_000}
-    return judge_resume(wish, now or at(), job, settled, set(taken), [])
+    return judge_resume(wish, now or at(), job, {TENS: settled}, set(taken), [])
 
 
 def rows(verdict: Any) -> list[tuple[int, str, str, int]]:
@@ -181,7 +184,7 @@ def test_s29_by_a_clock_that_was_set_back_only_what_is_missed_now_is_planned() -
 
 
 def test_s29_settled_is_not_moved_back() -> None:
-    verdict = resumed(resume(settled=T + 500), **{TENS: T + 500})
+    verdict = resumed(resume(settled=T + 500), settled=T + 500)
     assert verdict.settled == {TENS: T + 500}
 
 

@@ -215,7 +215,6 @@ def test_s7_a_hash_is_of_the_jobs_own_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"by_name": True}, "by_name"),
         ({"schedule": None}, "a job without a schedule"),
         ({"overlap": OverlapPolicy.QUEUE}, "overlap=queue"),
         ({"overlap": OverlapPolicy.CANCEL}, "overlap=cancel"),
@@ -224,7 +223,7 @@ def test_s7_a_hash_is_of_the_jobs_own_name() -> None:
         ({"retry": RetrySpec(1)}, "retry"),
     ],
 )
-def test_what_is_not_there_yet_is_refused_and_not_ignored(
+def test_what_the_backend_has_not_is_refused_and_not_ignored(
     changes: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UnsupportedError) as caught:
@@ -277,7 +276,7 @@ def test_every_bad_job_of_a_registration_is_reported_with_its_place() -> None:
         BARE,
         replace(BARE, name="bad name"),
         BARE,
-        replace(BARE, name="later", by_name=True),
+        replace(BARE, name="later", schedule=None),
         replace(BARE, name="fine"),
     ]
     with pytest.raises(InvalidJobsError) as caught:
@@ -304,3 +303,71 @@ def test_too_many_jobs_are_refused_before_any_is_looked_at() -> None:
 @pytest.mark.parametrize(("ms", "text"), [(0, "0s"), (5_400_000, "1h30m"), (-250, "-250ms")])
 def test_durations_are_shown_as_people_write_them(ms: int, text: str) -> None:
     assert shown(ms) == text
+
+
+def test_s10_a_jitter_that_outlasts_the_record_of_a_claim_is_refused() -> None:
+    """Without a start deadline the jitter sets it: the last to claim must find the first's record."""
+    kept = Capabilities("nats:claim", leases=False, kept_ms=3_600_000)
+    daily = replace(BARE, schedule=EverySchedule(86_400_000))
+    longest_ms = 3_000_000 - limits.START_DEADLINE_OVER_JITTER
+    resolved(daily, kept, jitter_ms=longest_ms)
+    with pytest.raises(InvalidError, match="jitter is '49m55s1ms': at most 49m55s on nats:claim"):
+        resolved(daily, kept, jitter_ms=longest_ms + 1)
+    resolved(daily, kept, jitter_ms=longest_ms + 1, start_deadline_ms=longest_ms + 2)
+
+
+ABLE = Capabilities(
+    "able",
+    overlap=frozenset(OverlapPolicy),
+    catch_up=frozenset(CatchUpPolicy),
+    retries=True,
+)
+
+
+def test_a_job_by_name_that_is_not_configured_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidError, match=r"add \[jobs\.sync\] to its file, or give the job a"):
+        resolved(by_name=True, schedule=None)
+
+
+def test_s20_the_newest_missed_slot_is_run_where_the_backend_can() -> None:
+    assert resolved(capabilities=ABLE).catch_up is CatchUpPolicy.LATEST
+    assert resolved().catch_up is CatchUpPolicy.NONE
+
+
+def test_s18_each_slot_ending_the_one_before_leaves_nothing_to_catch_up() -> None:
+    with pytest.raises(InvalidError, match="with overlap=cancel each slot would end the one"):
+        resolved(capabilities=ABLE, overlap=OverlapPolicy.CANCEL, catch_up=CatchUpPolicy.ALL)
+
+
+@pytest.mark.parametrize(
+    ("retry", "field"),
+    [
+        (RetrySpec(0), "retries"),
+        (RetrySpec(101), "retries"),
+        (RetrySpec(1, factor=0.5), "retry.factor"),
+        (RetrySpec(1, factor=101.0), "retry.factor"),
+        (RetrySpec(1, delay_ms=-1), "retry.delay"),
+        (RetrySpec(1, delay_ms=2_000, max_delay_ms=1_000), "retry.max_delay"),
+    ],
+)
+def test_s22_what_no_pause_can_be_is_refused_by_name(retry: RetrySpec, field: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        resolved(capabilities=ABLE, retry=retry)
+    assert caught.value.field == field
+
+
+def test_s22_pauses_grow_to_their_most_and_are_drawn_from_half_on() -> None:
+    retry = resolved(capabilities=ABLE, retry=RetrySpec(9, 1_000, 3.0, 20_000)).retry
+    assert retry is not None
+    assert [retry.longest_pause(n) for n in range(5)] == [1_000, 3_000, 9_000, 20_000, 20_000]
+    assert (retry.pause(1, lambda most: 0), retry.pause(1, lambda most: most)) == (3_000, 1_500)
+
+
+def test_s22_what_is_left_out_of_a_retry_is_decided() -> None:
+    job = resolved(capabilities=ABLE, retry=RetrySpec(2))
+    assert job.retry is not None
+    assert (job.retry.delay_ms, job.retry.factor, job.retry.max_delay_ms) == (1_000, 2.0, 3_600_000)
+    assert (job.retries, resolved().retries) == (2, 0)
+    slow = resolved(capabilities=ABLE, retry=RetrySpec(1, delay_ms=2 * 3_600_000)).retry
+    assert slow is not None
+    assert slow.max_delay_ms == 2 * 3_600_000
