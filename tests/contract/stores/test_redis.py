@@ -1,4 +1,7 @@
-"""What only a Redis or Valkey server can do to a sidecar, on real ones (S10, S11, S19, S27, S27a)."""
+"""What only a Redis or Valkey server can do to a sidecar, on real ones.
+
+S10, S11, S18 to S20, S22, S27, S27a, S29.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,12 +33,29 @@ from anarchon_server.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from anarchon_server.core.model import Failure, Outcome, OverlapPolicy
-from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
+from anarchon_server.core.model import (
+    CancelReason,
+    CatchUpPolicy,
+    Failure,
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    RunState,
+)
+from anarchon_server.core.store import (
+    CancelRun,
+    Claim,
+    ClaimOutcome,
+    Completion,
+    ControlOutcome,
+    OpenOptions,
+    Store,
+)
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
     PERIOD,
+    SECOND,
     T0,
     Cluster,
     FakeClock,
@@ -46,7 +67,11 @@ from tests.servers.proxy import Proxy
 
 SLOT = T0 + PERIOD
 FREE = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY, "previous_slot": None}
+QUEUE: dict[str, Any] = {"overlap": OverlapPolicy.QUEUE}
+ALL: dict[str, Any] = {"catch_up": CatchUpPolicy.ALL, "window_ms": DAY}
+CONNECTED = 16  # instances at once
 PAGE = Path(__file__).parents[3] / "docs/stores/redis.md"
+LAYOUT_2 = Path(__file__).with_name("redis_layout_2.jsonl")  # a namespace, as it was
 
 
 class Database:
@@ -213,6 +238,122 @@ async def test_calls_wait_for_a_connection_no_longer_than_their_time(kind: str) 
         kinds = sorted(type(each).__name__ for each in errors)
         assert kinds == ["OutcomeUnknown"] * CONNECTIONS + ["StoreUnavailable"] * 3
         proxy.resume()
+
+
+async def test_s29_a_trigger_whose_reply_was_lost_is_repeated_and_has_made_one_run(
+    kind: str,
+) -> None:
+    async with behind_a_proxy(kind) as (proxy, _, through, direct):
+        await direct.cancel(SLOT)  # so that the server knows the script
+        proxy.drop_replies()
+        with pytest.raises(OutcomeUnknown):
+            await through.trigger("r-1", payload=b"once")
+        proxy.resume()
+        (row,) = await direct.history()
+        again = await through.triggered("r-1", payload=b"twice")
+        assert again.run == row.run
+        assert (await direct.claim(again.run.slot)).payload == b"once"
+
+
+# Many at once: S10, S18, S20, S29
+
+
+async def many(cluster: Cluster) -> list[Node]:
+    """As many instances as race each other, at the slot, each with connections of its own."""
+    nodes = await cluster.nodes_of(CONNECTED)
+    cluster.advance_to(SLOT)
+    return nodes
+
+
+async def test_s20_connections_that_claim_a_due_row_at_once_have_one_winner(kind: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        nodes = await many(cluster)
+        cluster.advance_to(T0 + 22 * PERIOD)
+        slots = [T0 + n * PERIOD for n in range(1, 21)]
+        assert (await nodes[0].plan(slots, **ALL)).due == len(slots)
+        for slot in slots:
+            answers = await asyncio.gather(*(node.claim(slot) for node in nodes))
+            assert Counter(a.outcome for a in answers) == {"won": 1, "lost": CONNECTED - 1}
+            (won,) = [a.run for a in answers if a.run and a.outcome is ClaimOutcome.WON]
+            assert won.run.attempt == 1
+            await nodes[-1].complete(won)
+        assert set((await nodes[0].states()).values()) == {RunState.SUCCESS}
+
+
+async def test_s18_connections_that_claim_what_was_queued_at_once_have_one_winner(
+    kind: str,
+) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        nodes = await many(cluster)
+        running = await nodes[0].win(SLOT, **QUEUE)
+        for n in range(2, 12):
+            slot = T0 + n * PERIOD
+            cluster.advance_to(slot)
+            answers = await asyncio.gather(*(node.claim(slot, **QUEUE) for node in nodes))
+            assert {a.outcome for a in answers} == {"queued"}
+            ending = await nodes[0].complete(running)
+            assert ending.due is not None
+            assert ending.due.run.slot == slot
+            answers = await asyncio.gather(*(node.claim(slot, **QUEUE) for node in nodes))
+            assert Counter(a.outcome for a in answers) == {"won": 1, "lost": CONNECTED - 1}
+            (running,) = [a.run for a in answers if a.run and a.outcome is ClaimOutcome.WON]
+
+
+async def test_s29_of_claims_sent_before_and_after_a_pause_none_wins_that_was_sent_after(
+    kind: str,
+) -> None:
+    """Sixteen claim slot after slot, each its own job's, while the jobs are paused one by one."""
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        nodes = await many(cluster)
+        jobs = [f"job-{n}" for n in range(CONNECTED)]
+        for node in nodes:
+            await node.register(*(definition(job) for job in jobs))
+        cluster.advance_to(T0 + 1_000 * PERIOD)
+        paused: set[str] = set()
+        after: Counter[str] = Counter()
+
+        async def claims(node: Node, job: str) -> None:
+            slot = T0
+            while after[job] < 3:
+                slot += PERIOD
+                was_paused = job in paused
+                answer = await node.claim(slot, job=job, **FREE)
+                if was_paused:
+                    after[job] += 1
+                    assert (answer.outcome, answer.run) == (ClaimOutcome.PAUSED, None), job
+
+        claiming = [
+            asyncio.create_task(claims(node, job)) for node, job in zip(nodes, jobs, strict=True)
+        ]
+        for job in jobs:
+            await nodes[0].pause(job=job)
+            paused.add(job)
+        await asyncio.gather(*claiming)
+        assert set(after) == set(jobs)
+
+
+async def test_s29_a_request_that_comes_on_many_connections_at_once_makes_one_run(
+    kind: str,
+) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        nodes = await many(cluster)
+        for n in range(10):
+            answers = await asyncio.gather(
+                *(node.trigger(f"r-{n}", payload=f"{n}".encode(), **QUEUE) for node in nodes)
+            )
+            assert {a.outcome for a in answers} == {ControlOutcome.DONE}
+            assert len({a.run.run.slot for a in answers if a.run}) == 1
+            assert len(await nodes[0].history()) == n + 1
+            cluster.advance(1)
+        waiting = sorted(await nodes[0].unfinished(), key=lambda seen: seen.run.slot)
+        for n, seen in enumerate(waiting):
+            claims = (node.claim(seen.run.slot, **QUEUE) for node in nodes)
+            answers = list(await asyncio.gather(*claims))
+            (won,) = [a for a in answers if a.outcome is ClaimOutcome.WON]
+            assert won.payload == f"{n}".encode()
+            assert {a.payload for a in answers if a is not won} == {b""}
+            assert won.run is not None
+            await nodes[0].complete(won.run)
 
 
 # Answers that mean "not done": each is surely so, and the claim is free
@@ -515,6 +656,8 @@ async def test_r3_a_claim_that_no_replica_has_is_unknown_until_one_has_it(
         done = await first.win(SLOT, token=claim.token)
         replica.process.send_signal(signal.SIGSTOP)
         claim = first.wish(SLOT + 1, **FREE)
+        with pytest.raises(OutcomeUnknown, match="not acknowledged by 1 replicas"):
+            await second.trigger("r-1", **QUEUE)
         unknown = r"done, but not acknowledged by 1 replicas within 600 ms"
         for _ in range(2):
             with pytest.raises(OutcomeUnknown, match=unknown):
@@ -530,6 +673,7 @@ async def test_r3_a_claim_that_no_replica_has_is_unknown_until_one_has_it(
         assert seen is not None
         assert (seen.run.token, seen.run.attempt) == (claim.token, 1)
         assert (await second.complete(done)).outcome == "recorded"
+        assert (await second.triggered("r-1")).run.request_id == "r-1"
 
 
 async def test_r3_too_few_replicas_at_the_start_are_a_doubt(
@@ -759,12 +903,58 @@ async def test_an_unknown_layout_is_refused_with_what_to_do(kind: str) -> None:
     await store.open()
     await pool_of(store).ask(["HSET", "anarchon:{15:from-the-future}", "schema", "7"])
     other = RedisLeaseStore(address_of(url), options)
-    with pytest.raises(StoreRefused, match=r"layout '7'.*knows 2: run the version"):
+    with pytest.raises(StoreRefused, match=r"layout '7'.*knows 3: run the version"):
         await other.open()
     with pytest.raises(StoreUnavailable, match="ANARCHONSCHEMA 7"):
         await store.claim([])
     await pool_of(store).ask(["DEL", "anarchon:{15:from-the-future}"])
     await store.close()
+
+
+def layout_2() -> list[list[str]]:
+    """The commands that make a namespace as the layout 2 had it, 70 s after T0."""
+    return [json.loads(line) for line in LAYOUT_2.read_text().splitlines()]
+
+
+async def test_a_namespace_of_layout_2_is_carried_on_and_no_longer_the_older_versions(
+    kind: str, start: Callable[..., redis.Server]
+) -> None:
+    server = start(kind)
+    for command in layout_2():
+        server.send(*command)
+    async with cluster_on(server.url) as cluster:
+        cluster.advance_to(T0 + 70 * SECOND)
+        node, other = await cluster.node(), await cluster.node()
+        assert (await node.beat()).known, "it had registered"
+        missed = (RunState.SKIPPED, Reason.MISSED)
+        assert await node.states() == {
+            10: RunState.FAILED,
+            20: missed,
+            30: missed,
+            50: RunState.SUCCESS,
+            51: (RunState.INTERRUPTED, Reason.RUNNER_LOST),
+            60: RunState.RUNNING,
+            70: (RunState.SKIPPED, Reason.OVERLAP),
+        }
+        failed = await node.run(T0 + 10 * SECOND)
+        assert failed is not None
+        assert [a.fence for a in failed.attempts] == [1_800_000_010_000_000, 1_800_000_040_000_000]
+        running = await node.seen(T0 + 60 * SECOND)
+        stopped = Outcome(stopped=CancelReason.REQUESTED)
+        assert (await other.complete(running, stopped)).outcome == "recorded"
+        freed = await node.seen(T0 + 51 * SECOND)
+        taken = await other.take_over(freed, retries=1)
+        assert taken.run is not None
+        await other.complete(taken.run, Outcome(failure=Failure("E")), retry_in_ms=0)
+        assert (await node.seen(T0 + 51 * SECOND)).run.state is RunState.RETRYING
+        (view,) = (await node.store.jobs([], "", 10)).answers
+        assert [each.settled for each in view.schedules] == [T0 + 70 * SECOND]
+        await node.pause()
+    said = server.send("HGETALL", "anarchon:{7:default}")
+    assert b"schema\r\n$1\r\n3\r\n" in said, (
+        "of which the older version says that it is none of its"
+    )
+    assert b"freed" not in said
 
 
 async def test_a_server_that_is_away_is_no_reason_not_to_start(kind: str) -> None:
@@ -834,14 +1024,24 @@ async def test_the_least_privileges_of_the_page_are_enough(
         await asyncio.wait_for(anext(watch), 5)
         await watch.aclose()  # type: ignore[attr-defined]
         await node.complete(seen)
-        await node.plan([SLOT + PERIOD])
-        assert len(await node.history()) == 1
+        cluster.advance_to(SLOT + 4 * PERIOD)
+        missed = [SLOT + PERIOD, SLOT + 2 * PERIOD]
+        assert (await node.plan(missed, settled=SLOT, **ALL)).due == 2
+        running = await node.win(SLOT + PERIOD, overlap=OverlapPolicy.CANCEL, retries=1)
+        made = await node.triggered(payload=b"p", overlap=OverlapPolicy.CANCEL)
+        await node.cancel(SLOT + PERIOD)
+        await node.complete(running)
+        await node.pause("why")
+        await node.resume(passed=())
+        await node.resume()
+        await node.complete(await node.win(made.run.slot, **QUEUE))
+        assert len(await node.history()) == 5
         assert len((await store.jobs((), "", 10)).answers) == 1
         assert len((await store.instances()).answers) == 1
         assert await node.prune() == 0
         await node.beat(leaving=True)
         cluster.advance(30 * DAY)
-        assert await node.prune() == 1
+        assert await node.prune() == 5
         other = RedisLeaseStore(store._address, OpenOptions("others", clock))
         with pytest.raises(StoreRefused, match=r"(?i)permissions.*docs/stores/redis\.md"):
             await other.open()
@@ -1054,6 +1254,7 @@ async def test_every_key_of_a_job_is_in_one_hash_tag(
         await node.complete(await node.win(SLOT + 1, job="a:b", **FREE))
         await node.win(SLOT + 2, job="a:b", **FREE)
         await node.release(await node.win(SLOT + 3, job="a:b", **FREE))
+        await node.triggered(job="a:b", payload=b"p", overlap=OverlapPolicy.ALLOW)
     listing = server.send("EVAL", "return table.concat(redis.call('KEYS', '*'), ' ')", "0")
     keys = listing.decode().split("\r\n")[1].split()
     tags = {re.sub(r"^anarchon:(\{.*?\}).*$", r"\1", key) for key in keys}
@@ -1146,6 +1347,56 @@ async def test_s30_what_a_handler_says_is_kept_as_it_is(kind: str, text: str) ->
             assert (await node.complete(other, Outcome(text))).outcome == "recorded"
 
 
+ODD = ["\x00", "\U0001f600", "'\"\\/", "é" * 500, "r:1 {2}", "-1"]
+
+
+@pytest.mark.parametrize("text", ODD)
+async def test_s29_what_an_operator_says_is_kept_as_it_is(kind: str, text: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        running = await node.win(SLOT)
+        payload = bytes(range(256)) + text.encode()
+        made = await node.triggered(text, payload=payload, **QUEUE)
+        assert (await node.triggered(text)).run == made.run
+        assert made.run.request_id == text
+        await node.control(CancelRun("job", SLOT, text))
+        assert (await node.seen(SLOT)).run.cancel_message == text
+        await node.pause(text)
+        (view,) = (await node.store.jobs(["job"], "", 1)).answers
+        assert view.pause_reason == text
+        await node.complete(running)
+        assert (await node.claim(made.run.slot, **QUEUE)).payload == payload
+
+
+async def rows_of(node: Node, name: str) -> list[bytes]:
+    """The fields of one of the job's hashes."""
+    store = node.store
+    assert isinstance(store, RedisLeaseStore)
+    (fields,) = await pool_of(store).ask(["HKEYS", f"{store._calls.key_of('job')}:{name}"])
+    return list(fields)
+
+
+async def test_s30_a_payload_goes_when_its_run_has_ended_and_the_request_with_the_row(
+    kind: str,
+) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        free = {"overlap": OverlapPolicy.ALLOW}
+        made = [await node.triggered(f"r-{n}", payload=b"p", **free) for n in range(3)]
+        slots = [str(seen.run.slot).encode() for seen in made]
+        await node.cancel(made[0].run.slot)
+        won = await node.win(made[1].run.slot, **free)
+        assert await rows_of(node, "payloads") == slots[1:], "it may yet be taken over"
+        await node.complete(won)
+        await node.complete(await node.win(made[2].run.slot, **free))
+        assert await rows_of(node, "payloads") == []
+        assert len(await rows_of(node, "requests")) == 3
+        await node.beat(leaving=True)
+        cluster.advance(30 * DAY)
+        assert await node.prune() == 3
+        assert await rows_of(node, "requests") == []
+
+
 # Records are input
 
 
@@ -1162,6 +1413,8 @@ BROKEN = {
     "fence": ["HSET", "KEY", "fence", "-"],
     "failure": ["HSET", "KEY", "failure", "{nonsense"],
     "kind": ["SET", "KEY", "x"],
+    "due": ["HSET", "KEY", "state", "due"],
+    "retry": ["HSET", "KEY", "state", "retrying"],
 }
 
 
@@ -1194,9 +1447,62 @@ async def test_a_record_that_somebody_spoilt_spoils_no_other(kind: str, how: str
         if how != "failure":  # which a result mends
             assert (await first.complete(spoilt)).outcome == "unknown_token"
         assert len(await first.history(job="other")) == 1
-        if how not in ("lease", "attempt", "token"):
+        if how not in ("lease", "attempt", "token", "due", "retry"):
             with pytest.raises(StoreUnavailable):
                 await first.history(job="job")
+
+
+@pytest.mark.parametrize("how", ["state", "lease", "kind", "due", "retry"])
+async def test_s29_operators_can_pause_a_job_of_which_somebody_spoilt_a_run(
+    kind: str, how: str
+) -> None:
+    """What cannot be read is nobody's to claim; what is about it is said not to have been done."""
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        await node.register(definition(), definition("other"))
+        cluster.advance_to(SLOT)
+        await node.win(SLOT)
+        store = node.store
+        assert isinstance(store, RedisLeaseStore)
+        key = f"{store._calls.key_of('job')}:{SLOT}"
+        if how == "kind":
+            await pool_of(store).ask(["DEL", key])
+        await pool_of(store).ask([key if word == "KEY" else word for word in BROKEN[how]])
+        with pytest.raises(OutcomeUnknown, match=r"not as Anarchon writes it"):
+            await node.cancel(SLOT)
+        with pytest.raises(OutcomeUnknown, match=r"not as Anarchon writes it"):
+            await node.trigger()
+        assert await rows_of(node, "requests") == []
+        assert (await node.plan([SLOT - 1])).done is False
+        assert (await node.pause()).outcome is ControlOutcome.DONE
+        made = await node.triggered(job="other")
+        assert made.run.state is RunState.DUE
+        await node.complete(await node.win(SLOT, job="other", overlap=OverlapPolicy.ALLOW))
+
+
+@pytest.mark.parametrize("name", ["requests", "payloads"])
+async def test_a_key_of_another_kind_spoils_its_own_job_alone(kind: str, name: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        await node.register(definition(), definition("other"))
+        cluster.advance_to(SLOT)
+        free = {"overlap": OverlapPolicy.ALLOW}
+        seen = await node.win(SLOT)
+        other = await node.win(SLOT, job="other")
+        store = node.store
+        assert isinstance(store, RedisLeaseStore)
+        key = f"{store._calls.key_of('job')}:{name}"
+        await pool_of(store).ask(["DEL", key])
+        await pool_of(store).ask(["SET", key, "x"])
+        reply = await store.claim(
+            [node.wish(SLOT + 1, job=job, **FREE) for job in ("job", "other")]
+        )
+        assert reply.answers[1].outcome == "won"
+        assert (await node.complete(other)).outcome == "recorded"
+        assert (await node.complete(seen)).outcome == "recorded"
+        with pytest.raises(OutcomeUnknown):
+            await node.trigger(payload=b"p", **free)
+        assert (await node.triggered(job="other", payload=b"p", **free)).run.state is RunState.DUE
 
 
 async def test_an_instance_or_definition_that_somebody_spoilt_is_said(kind: str) -> None:

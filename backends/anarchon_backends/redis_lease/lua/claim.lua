@@ -16,12 +16,16 @@ local function witnessed(claim)
 end
 
 -- The run was won, with what came with the call that triggered it, if one did.
-local function won(key, run)
-  local payload
-  if run.trigger == 'manual' then
-    payload = redis.call('HGET', key .. ':payloads', text(run.slot)) or nil
+local function won(run)
+  return { outcome = 'won', run = shown(run), payload = run.payload }
+end
+
+-- What came with the call that triggered the run, or nil.
+local function payload_of(key, run)
+  if run.trigger ~= 'manual' then
+    return nil
   end
-  return { outcome = 'won', run = shown(run), payload = payload }
+  return read(key .. ':payloads', 'HGET', key .. ':payloads', text(run.slot)) or nil
 end
 
 -- S20: moves `settled` to the claimed slot, unless a slot between is still unsettled.
@@ -72,7 +76,7 @@ local function start_attempt(claim, key, job, run)
   run.retries, run.retry_at, run.retry_delay_ms = claim.retries, nil, 0
   save_run(key, run)
   redis.call('HSET', key, 'fence', text(job.fence))
-  return won(key, run)
+  return won(run)
 end
 
 -- What goes before a run that has a row, the oldest of it; nil: nothing does. A run that waits goes
@@ -126,10 +130,11 @@ local function take_over(claim, key, job, run)
 end
 
 local function claim_of_a_row(claim, key, job, run)
+  run.payload = payload_of(key, run)
   if run.token == claim.token and is_good(run) then
     renew_lease(run, claim.lease_ms)
     save_run(key, run)
-    return won(key, run)
+    return won(run)
   end
   local saw_the_present = claim.seen_attempt == run.attempt and claim.seen_token == run.token
   if FINAL[run.state] or not saw_the_present then

@@ -170,7 +170,8 @@ function act_of.trigger(act, key, job)
   if slot > act.latest_at then
     return { outcome = 'stale' }
   end
-  local runs = open_runs(key, act.job)
+  local runs, payloads = open_runs(key, act.job), key .. ':payloads'
+  read(payloads, 'HGET', payloads, text(slot)) -- before anything is written
   if triggered_waiting(runs) >= TRIGGERED_WAITING_MAX then
     return { outcome = 'full' }
   end
@@ -181,7 +182,7 @@ function act_of.trigger(act, key, job)
   save_run(key, made)
   redis.call('HSET', key .. ':requests', act.request_id, text(slot))
   if act.payload ~= '' and not FINAL[made.state] then
-    redis.call('HSET', key .. ':payloads', text(slot), act.payload)
+    redis.call('HSET', payloads, text(slot), act.payload)
   end
   return { outcome = 'done', run = shown(made) }
 end

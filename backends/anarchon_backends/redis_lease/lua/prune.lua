@@ -109,7 +109,7 @@ local function delete_runs(key, name, slots)
   for _, slot in ipairs(slots) do
     local run = redis.call('HMGET', key .. ':' .. slot, 'trigger', 'request_id')
     if run[1] == 'manual' then
-      redis.call('HDEL', key .. ':requests', run[2] or '')
+      redis.pcall('HDEL', key .. ':requests', run[2] or '')
     end
     redis.call('DEL', key .. ':' .. slot)
     redis.call('ZREM', key .. ':runs', slot)

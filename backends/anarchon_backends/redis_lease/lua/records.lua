@@ -172,7 +172,7 @@ local function index_run(job_key, run)
   if not run.new then
     redis.call('ZREM', job_key .. ':open', slot)
     if run.trigger == 'manual' then
-      redis.call('HDEL', job_key .. ':payloads', slot)
+      redis.pcall('HDEL', job_key .. ':payloads', slot)
     end
   end
   if run.attempt > 0 then
