@@ -1,4 +1,4 @@
-"""What only a cluster of Redis or Valkey can do to a sidecar, on real ones (S11, S19, S27, S27a)."""
+"""What only a cluster of Redis or Valkey can do to a sidecar, on real ones (S11, S19, S27, S27a, S29)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.model import OverlapPolicy
-from anarchon_server.core.store import ClaimOutcome, OpenOptions, RunQuery, Store
+from anarchon_server.core.store import (
+    ClaimOutcome,
+    ControlOutcome,
+    OpenOptions,
+    RunQuery,
+    Store,
+    TriggerRun,
+)
 from anarchon_server.opening import open_store
 from tests.contract.harness import DAY, PERIOD, T0, Cluster, FakeClock, Node, definition
 from tests.servers import redis, redis_cluster
@@ -396,6 +403,11 @@ async def test_s10_a_slot_on_its_way_is_claimed_by_nobody_and_nothing_is_done_by
             ):
                 with pytest.raises(StoreError):
                     await other.ask(claim)
+            for ask in (node.pause, node.trigger):
+                with pytest.raises(StoreError):
+                    await ask(job=JOBS[0])
+            with pytest.raises(StoreError):
+                await node.plan([SLOT + PERIOD], settled=SLOT, job=JOBS[0])
             with pytest.raises(StoreError):
                 await node.complete(seen)
             with pytest.raises(StoreError):
@@ -558,6 +570,47 @@ async def test_an_unknown_layout_of_a_job_is_not_touched(kind: str) -> None:
         assert (await node.claim(SLOT, job=JOBS[1])).outcome == "won"
 
 
+async def test_a_job_of_layout_2_is_carried_on_when_it_is_first_touched(kind: str) -> None:
+    async with instances_on(redis_cluster.fresh_url(kind)) as cluster:
+        (node,) = await nodes_with_jobs(cluster)
+        seen = await node.win(SLOT, job=JOBS[0])
+        key, other = key_of(node, JOBS[0]), key_of(node, JOBS[1])
+        await table_of(node).read(
+            ["HSET", key, "schema", "2"],
+            ["HSET", other, "schema", "2"],
+        )
+        assert (await node.renew(seen)).outcome == "renewed"
+        schemas = await table_of(node).read(["HGET", key, "schema"], ["HGET", other, "schema"])
+        assert schemas == [b"3", b"2"], "one whose time has not come stays as it is"
+
+
+async def test_s29_operators_ask_about_jobs_wherever_they_are(kind: str) -> None:
+    """Who lives is known on the namespace's node, and a resumption needs to know it on the job's."""
+    async with instances_on(redis_cluster.fresh_url(kind)) as cluster:
+        node, other = await nodes_with_jobs(cluster, 2)
+        await other.register(*(definition(job, 5_000) for job in JOBS))
+        await asyncio.gather(*(node.pause(job=job) for job in JOBS))
+        made = await node.store.control(
+            [
+                TriggerRun(job, "r-1", job.encode(), (), SLOT + DAY, OverlapPolicy.QUEUE, DAY)
+                for job in JOBS
+            ]
+        )
+        assert {answer.outcome for answer in made.answers} == {ControlOutcome.DONE}
+        assert set(made.fences) == set(JOBS)
+        claims = [other.wish(a.run.run.slot, job=a.run.run.job) for a in made.answers if a.run]
+        reply = await other.store.claim(claims)
+        assert [answer.payload.decode() for answer in reply.answers] == JOBS
+        cluster.advance(2 * PERIOD)
+        for job in JOBS[:5]:
+            assert (await node.resume(job=job)).outcome is ControlOutcome.STALE
+            both = await node.resume(job=job, schedules=("every:10s", "every:5s"))
+            assert both.outcome is ControlOutcome.DONE
+            row = await node.run(cluster.now, job)
+            assert row is not None
+            assert row.run.slots_covered == 4, "15, 20, 25 and 30, as 10 has a row"
+
+
 async def test_the_least_privileges_of_the_page_are_enough_in_a_cluster(
     kind: str, start: Callable[..., RedisCluster]
 ) -> None:
@@ -583,12 +636,16 @@ async def test_the_least_privileges_of_the_page_are_enough_in_a_cluster(
     await asyncio.wait_for(anext(watch), 5)
     await watch.aclose()  # type: ignore[attr-defined]
     await node.complete(seen)
-    assert len(await node.history()) == 1
+    await node.pause(job=JOBS[0])
+    await node.resume(job=JOBS[0])
+    made = await node.triggered(job=JOBS[0], payload=b"p")
+    await node.complete(await node.win(made.run.slot, job=JOBS[0]))
+    assert len(await node.history()) == 2
     assert len((await store.jobs((), "", 100)).answers) == len(JOBS)
     assert await node.prune() == 0
     await node.beat(leaving=True)
     cluster.advance(30 * DAY)
-    assert await node.prune() == 1
+    assert await node.prune() == 2
     await store.close()
     servers.masters[1].send("ACL", "SETUSER", "anarchon", "-zadd")
     with pytest.raises(StoreRefused, match=r"docs/stores/redis\.md lists"):
