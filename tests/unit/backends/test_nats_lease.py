@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,30 +14,45 @@ from anarchon_backends.nats.records import Unreadable, encode
 from anarchon_backends.nats_lease._calls import Call, all_of
 from anarchon_backends.nats_lease._judging import (
     GROWTH_MAX_BYTES,
+    MESSAGES_MAX_BYTES,
+    ROWS_MAX,
     UNFINISHED_MAX,
     Case,
+    Known,
     attempts_lacking,
     drop_definitions,
     drop_runs,
     judge_claims,
     judge_completions,
+    judge_control,
     judge_plans,
+    judge_renewals,
     let_go,
 )
 from anarchon_backends.nats_lease._state import (
     DEFINITIONS_MAX,
+    FAILURE_MAX_BYTES,
+    LAYOUT,
     JobState,
     run_json,
     state_bytes,
     state_from,
 )
-from anarchon_backends.nats_lease._subjects import Subjects, instance_of, job_of, run_at
+from anarchon_backends.nats_lease._subjects import (
+    Subjects,
+    instance_of,
+    job_of,
+    payload_at,
+    requested_at,
+    run_at,
+)
 from anarchon_server.core import limits, machine
 from anarchon_server.core.errors import OutcomeUnknown, StoreUnavailable
 from anarchon_server.core.model import (
     Attempt,
     AttemptCause,
     CancelReason,
+    CatchUpPolicy,
     Failure,
     Lease,
     Outcome,
@@ -47,12 +63,17 @@ from anarchon_server.core.model import (
     Trigger,
 )
 from anarchon_server.core.store import (
+    CancelRun,
     Claim,
     ClaimOutcome,
     Completion,
+    ControlOutcome,
     MissedSlot,
+    Pause,
     Plan,
+    Renewal,
     TokenOutcome,
+    TriggerRun,
 )
 
 T0 = 1_800_000_000_000
@@ -60,6 +81,8 @@ PERIOD = 10_000
 SLOT = T0 + PERIOD
 MESSAGE_BYTES = 1024 * 1024  # a server's max_payload, where nobody has changed it
 LONGEST = "j" * limits.NAME_MAX
+LONG = Failure("E", "m" * limits.MESSAGE_MAX_BYTES, "t" * limits.TRACE_MAX_BYTES)
+WORST = Failure("E" * 256, "\x00" * limits.MESSAGE_MAX_BYTES, "\x00" * limits.TRACE_MAX_BYTES)
 
 
 def at(ms: int) -> machine.Moment:
@@ -102,6 +125,29 @@ def won(state: JobState, slot: int = SLOT, token: str = "t") -> Run:
     return state.runs[slot]
 
 
+def failed(state: JobState, slot: int = SLOT, token: str = "t", failure: Failure = LONG) -> Run:
+    """The state with a run that is to be retried."""
+    run = won(state, slot, token)
+    state.runs[slot] = replace(run, retries=3)
+    result = Completion("job", slot, token, Outcome(failure=failure), retry_in_ms=1_000)
+    judge_completions(Case(state, at(slot)), [result])
+    assert state.runs[slot].state is RunState.RETRYING
+    return state.runs[slot]
+
+
+def trigger(number: int = 1, **given: Any) -> TriggerRun:
+    values: dict[str, Any] = {
+        "job": "job",
+        "request_id": f"r-{number}",
+        "payload": b"",
+        "slots": (),
+        "until": SLOT + limits.HOUR,
+        "overlap": OverlapPolicy.QUEUE,
+        "window_ms": limits.DAY,
+    }
+    return TriggerRun(**(values | given))
+
+
 # What the subject holds
 
 
@@ -114,6 +160,10 @@ def test_a_state_is_read_as_it_was_written() -> None:
     assert answer.outcome is ClaimOutcome.WON
     plan = Plan("job", "every:10s", SLOT, tuple(MissedSlot(SLOT + n * 10, 5) for n in (1, 2)))
     judge_plans(case, [plan], frozenset())
+    (missed,) = (run for run in state.runs.values() if run.slot == SLOT + 20)
+    state.runs[SLOT + 7] = replace(missed, slot=SLOT + 7, state=RunState.DUE)
+    judge_control(case, trigger(payload=b"p"), Known())
+    state.payloads[SLOT + 31_000] = "name"
     state.moved = T0 - 1
     failure = Failure("E", "half of a character: \ud800", "\x00\n", retry_after_ms=3)
     run = state.runs[SLOT]
@@ -127,9 +177,9 @@ def test_a_state_is_read_as_it_was_written() -> None:
     assert again.past[SLOT][1].reason == Reason.RUNNER_LOST
 
 
-def test_a_new_job_is_an_empty_object() -> None:
+def test_a_new_job_says_no_more_than_its_layout() -> None:
     empty = JobState(machine.JobRecord("job"))
-    assert json.loads(state_bytes(empty)) == {"record": {}} or state_bytes(empty) == b"{}"
+    assert json.loads(state_bytes(empty)) == {"layout": LAYOUT, "runs": []}
     assert state_from("job", state_bytes(empty)) == empty
 
 
@@ -145,6 +195,13 @@ def test_a_new_job_is_an_empty_object() -> None:
         b'{"runs":{"1":{"state":"skipped"}}}',
         b'{"schedules":{"s":[1]}}',
         b'{"past":{"1":{"1":{"attempt":true}}}}',
+        b'{"layout":2}',
+        b'{"layout":"two","runs":[]}',
+        b'{"layout":2,"runs":{"1":{}}}',
+        b'{"layout":2,"runs":[[[],{"trigger":"schedule","state":"due"}]]}',
+        b'{"layout":2,"runs":[[[1,"x"],{"trigger":"schedule","state":"due"}]]}',
+        b'{"layout":2,"runs":[[[1],{"trigger":"schedule","state":"odd"}]]}',
+        b'{"layout":2,"runs":[],"payloads":[1]}',
     ],
 )
 def test_what_somebody_spoilt_is_said_and_not_guessed_at(spoilt: bytes) -> None:
@@ -159,18 +216,73 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
     assert state_from("job", encode(shown)) == state_of()
 
 
-def test_s30_missed_slots_take_few_bytes() -> None:
+# As the version before wrote it: a run that was taken over, and two missed slots.
+LAYOUT_1 = (
+    b'{"record":{"fence":1800000041000000,"definition_id":"d","schedule_id":"every:10s",'
+    b'"definition_at":1800000000000},"moved":1799999999999,"schedules":{"every:10s":[1800000000000,'
+    b'1800000010020]},"definitions":{"d":["every:10s",0,1800000000000]},"runs":{"1800000010000":{'
+    b'"trigger":"schedule","state":"claimed","current":{"attempt":2,"token":"second",'
+    b'"fence":1800000041000000,"instance_id":"host:1","incarnation":"inc","cause":"takeover",'
+    b'"state":"claimed","claimed_at":1800000041000},"lease":{"until":1800000071000,'
+    b'"length_ms":30000,"end_at":1800000071000},"lost":1,"max_attempts":3,"window_ms":86400000,'
+    b'"cancel_grace_ms":5000}},"missed":{"1800000041000":[1800000010010,1800000010020]},"past":{'
+    b'"1800000010000":{"1":{"attempt":1,"token":"t","fence":1800000010000000,'
+    b'"instance_id":"host:1","incarnation":"inc","cause":"claim","state":"interrupted",'
+    b'"claimed_at":1800000010000,"reason":"runner_lost","ended_at":1800000040000}}}}'
+)
+
+
+def test_a_subject_of_layout_1_is_read_and_written_in_the_present_one() -> None:
+    state = state_from("job", LAYOUT_1)
+    assert sorted(state.runs) == [SLOT, SLOT + 10, SLOT + 20]
+    run, missed = state.runs[SLOT], state.runs[SLOT + 20]
+    assert (run.token, run.lost, run.retries) == ("second", 1, 0)
+    assert (missed.state, missed.reason) == (RunState.SKIPPED, Reason.MISSED)
+    assert (state.moved, state.past[SLOT][1].token) == (T0 - 1, "t")
+    assert (state.settled("every:10s"), state.record.paused_at) == (SLOT + 20, None)
+    forward = json.loads(state_bytes(state))
+    assert forward["layout"] == LAYOUT
+    assert "missed" not in forward
+    assert state_from("job", state_bytes(state)) == state
+
+
+def test_who_knows_layout_1_alone_cannot_read_the_present_one() -> None:
+    """Nor write it then, which would clear a pause: it took `runs` for an object."""
+    shown = json.loads(state_bytes(JobState(machine.JobRecord("job", paused_at=T0))))
+    with pytest.raises(AttributeError):
+        shown.get("runs", {}).items()
+
+
+def test_a_later_layout_is_refused() -> None:
+    shown = json.loads(state_bytes(state_of())) | {"layout": LAYOUT + 1}
+    with pytest.raises(Unreadable, match=r"has the layout 3, and this version .* none after 2"):
+        state_from("job", encode(shown))
+
+
+def test_s20_thousands_of_slots_that_were_missed_or_wait_take_few_bytes() -> None:
+    """Ten thousand are caught up, and give way to ten thousand others."""
     state = state_of()
-    slots = tuple(MissedSlot(SLOT + n * PERIOD, 1) for n in range(10_000))
-    plan = Plan("job", "every:10s", T0, slots, limit=limits.CATCH_UP_LIMIT_MAX)
-    judge_plans(Case(state, at(SLOT + 10_001 * PERIOD)), [plan], frozenset())
-    assert len(state.runs) == 10_000
-    assert len(state_bytes(state)) < 160_000
+    most = limits.CATCH_UP_LIMIT_MAX
+    for begun in (0, most):
+        slots = tuple(MissedSlot(SLOT + (begun + n) * PERIOD, 1) for n in range(most))
+        settled = state.settled("every:10s")
+        assert settled is not None
+        plan = Plan("job", "every:10s", settled, slots, limit=most)
+        plan = replace(plan, catch_up=CatchUpPolicy.ALL, window_ms=limits.DAY * 366)
+        now = at(SLOT + (begun + most + 1) * PERIOD)
+        (answer,) = judge_plans(Case(state, now), [plan], frozenset())
+        assert (answer.due, answer.missed) == (most, begun)
+    assert len(state.caught_up()) == most
+    judge_control(Case(state, now), Pause("job"), Known())
+    assert (len(state.runs), state.caught_up()) == (2 * most, [])
+    assert len(state_bytes(state)) < 150_000
     assert state_from("job", state_bytes(state)) == state
 
 
 def test_no_job_comes_near_the_size_of_a_message() -> None:
-    """The most of everything at once: unfinished runs, definitions, missed slots, results."""
+    """The most of everything at once: unfinished runs, what they were told, what waits, definitions,
+    missed slots, results, failures that are to be retried.
+    """
     schedule = "s" * 500
     state = state_of(LONGEST, schedule)
     for number in range(DEFINITIONS_MAX * 2):
@@ -180,6 +292,7 @@ def test_no_job_comes_near_the_size_of_a_message() -> None:
         "schedule_id": schedule,
         "instance_id": "i" * limits.NAME_MAX,
         "incarnation": "f" * 32,
+        "retries": 9,
     }
     for number in range(UNFINISHED_MAX):
         slot = SLOT + number * PERIOD
@@ -187,21 +300,101 @@ def test_no_job_comes_near_the_size_of_a_message() -> None:
         (answer,) = judge_claims(Case(state, at(slot)), [wish(slot, token, **long)])
         assert answer.outcome is ClaimOutcome.WON
     first = SLOT + UNFINISHED_MAX * PERIOD
-    slots = tuple(MissedSlot(first + n * PERIOD, 1) for n in range(limits.MISSED_LISTED_MAX))
-    settled = state.settled(schedule)
-    assert settled is not None
-    plan = Plan(LONGEST, schedule, settled, slots, limit=limits.CATCH_UP_LIMIT_MAX)
-    judge_plans(Case(state, at(first + 10_001 * PERIOD)), [plan], frozenset())
-    worst = Outcome(
-        failure=Failure(
-            "E" * 256, "\x00" * limits.MESSAGE_MAX_BYTES, "\x00" * limits.TRACE_MAX_BYTES
+    most = limits.CATCH_UP_LIMIT_MAX
+    for begun in (0, most):
+        slots = tuple(MissedSlot(first + (begun + n) * PERIOD, 1) for n in range(most))
+        settled = state.settled(schedule)
+        assert settled is not None
+        plan = Plan(LONGEST, schedule, settled, slots, limit=most, window_ms=limits.DAY * 366)
+        plan = replace(plan, catch_up=CatchUpPolicy.ALL)
+        judge_plans(Case(state, at(first + 20_001 * PERIOD)), [plan], frozenset())
+    now = at(first + 20_002 * PERIOD)
+    for number in range(limits.TRIGGERED_WAITING_MAX):
+        asked = trigger(
+            job=LONGEST, request_id=f"{number:{limits.NAME_MAX}}", until=now.at + limits.HOUR
         )
+        judge_control(Case(state, now), asked, Known())
+        state.payloads[now.at + number] = "n" * 16
+    for run in state.unfinished()[: UNFINISHED_MAX // 2]:
+        with suppress(StoreUnavailable):
+            message = "m" * limits.REASON_MAX_BYTES
+            judge_control(Case(state, now), CancelRun(LONGEST, run.slot, message), Known())
+    begun = [run for run in state.unfinished() if run.unfinished]
+    results = [
+        Completion(LONGEST, run.slot, run.token, Outcome(failure=WORST), retry_in_ms=1)
+        for run in begun[-40:]
+    ]
+    while len(results) > 2:
+        answers = judge_completions(Case(state, now), results)
+        assert 1 <= len(answers) < len(results), "the rest goes with the next write"
+        assert len(state_bytes(state)) < MESSAGE_BYTES - 64 * 1024
+        results = results[len(answers) :]
+        write(state)
+
+
+def write(state: JobState) -> None:
+    """What a write leaves out."""
+    for slot, _ in state.too_long():
+        state.set_aside(slot)
+    for run in [run for run in state.runs.values() if run.state.final and run.current]:
+        state.drop(run.slot)
+
+
+def test_s22_a_long_failure_that_is_to_be_retried_stands_aside() -> None:
+    """And what is short stays."""
+    state = state_of()
+    run = failed(state)
+    assert [each[0] for each in state.too_long()] == [SLOT]
+    state.set_aside(SLOT)
+    assert (state.aside, state.too_long()) == ({SLOT}, [])
+    assert len(state_bytes(state)) < 1_000
+    assert state_from("job", state_bytes(state)) == state
+    with pytest.raises(KeyError):
+        Case(state, at(SLOT)).run(SLOT)
+    assert run.current is not None
+    assert Case(state, at(SLOT), whole={SLOT: run.current}).run(SLOT) == run
+    short = state_of()
+    failed(short, failure=Failure("E", "m" * (FAILURE_MAX_BYTES - 40)))
+    assert short.too_long() == []
+
+
+def test_s22_the_retry_of_one_that_stands_aside_leaves_it_in_the_history() -> None:
+    state = state_of()
+    run = failed(state)
+    state.set_aside(SLOT)
+    assert run.current is not None
+    case = Case(state, at(SLOT + 1_000), whole={SLOT: run.current})
+    seen: dict[str, Any] = {"seen_attempt": 1, "seen_token": "t", "expected_at": SLOT + 1_000}
+    (answer,) = judge_claims(case, [wish(token="second", **seen)])
+    assert answer.outcome is ClaimOutcome.WON
+    assert (state.aside, state.past) == (set(), {}), "it was copied when it was set aside"
+
+
+def test_s21a_one_that_stands_aside_and_is_cancelled_is_whole_again() -> None:
+    state = state_of()
+    run = failed(state)
+    state.set_aside(SLOT)
+    assert run.current is not None
+    case = Case(state, at(SLOT), whole={SLOT: run.current})
+    answer = judge_control(case, CancelRun("job", SLOT), Known())
+    assert answer.outcome is ControlOutcome.DONE
+    ended = state.runs[SLOT]
+    assert (ended.state, ended.reason, state.aside) == (RunState.FAILED, Reason.CANCELLED, set())
+    assert ended.current is not None
+    assert ended.current.failure == LONG
+
+
+def test_s18_one_that_stands_aside_and_is_superseded_stays_so_until_it_is_copied() -> None:
+    """Whoever supersedes it has not looked it up."""
+    state = state_of()
+    failed(state)
+    state.set_aside(SLOT)
+    slot = SLOT + PERIOD
+    (answer,) = judge_claims(
+        Case(state, at(slot)), [wish(slot, "next", overlap=OverlapPolicy.CANCEL)]
     )
-    case = Case(state, at(first + 10_001 * PERIOD))
-    results = [Completion(LONGEST, run.slot, run.token, worst) for run in list(state.unfinished())]
-    answers = judge_completions(case, results)
-    assert 1 <= len(answers) < len(results), "the rest goes with the next write"
-    assert len(state_bytes(state)) < MESSAGE_BYTES - 64 * 1024
+    assert answer.outcome is ClaimOutcome.WON
+    assert (state.runs[SLOT].reason, state.aside) == (Reason.SUPERSEDED, {SLOT})
 
 
 def test_a_run_that_goes_on_leaves_its_earlier_attempts_behind() -> None:
@@ -284,6 +477,86 @@ def test_more_unfinished_runs_than_a_job_may_have_are_not_begun() -> None:
     assert answer.outcome is ClaimOutcome.WON, "the repeat of a win begins nothing"
 
 
+def test_what_waits_is_not_counted_as_unfinished_until_it_begins() -> None:
+    state = state_of()
+    judge_control(Case(state, at(SLOT)), trigger(overlap=OverlapPolicy.ALLOW), Known())
+    waiting = next(iter(state.runs))
+    for number in range(1, UNFINISHED_MAX + 1):
+        won(state, SLOT + number, f"t{number}")
+    case = Case(state, at(SLOT + UNFINISHED_MAX))
+    (answer,) = judge_claims(case, [wish(waiting, "more")])
+    assert (answer.outcome, case.changed) == (ClaimOutcome.UNKNOWN, False)
+
+
+def test_s20_no_more_is_planned_before_what_was_is_in_the_history() -> None:
+    state = state_of()
+    slots = tuple(MissedSlot(SLOT + n * PERIOD, 1) for n in range(ROWS_MAX + 1))
+    plan = Plan("job", "every:10s", T0, slots, limit=ROWS_MAX + 1)
+    now = at(SLOT + (ROWS_MAX + 9) * PERIOD)
+    judge_plans(Case(state, now), [plan], frozenset())
+    another = replace(plan, settled=slots[-1].slot, slots=(MissedSlot(now.at - PERIOD, 1),))
+    case = Case(state, now)
+    assert (judge_plans(case, [another], frozenset()), case.changed) == ([], True), "it is written"
+    state.drop(SLOT)
+    (answer,) = judge_plans(Case(state, now), [another], frozenset())
+    assert answer.done
+
+
+def test_s21a_what_runs_that_are_to_stop_are_told_is_bounded() -> None:
+    state = state_of()
+    message = "m" * limits.REASON_MAX_BYTES
+    for number in range(MESSAGES_MAX_BYTES // len(message) + 1):
+        won(state, SLOT + number, f"t{number}")
+    *some, last = sorted(state.runs)
+    for slot in some[:-1]:
+        judge_control(Case(state, at(last)), CancelRun("job", slot, message), Known())
+    case = Case(state, at(last))
+    with pytest.raises(StoreUnavailable, match="cancel without a reason"):
+        judge_control(case, CancelRun("job", last, message), Known())
+    assert not case.changed
+    assert judge_control(case, CancelRun("job", last), Known()).outcome is ControlOutcome.DONE
+    judge_control(case, CancelRun("job", some[0], message), Known())
+
+
+def test_s18_news_are_what_others_wait_for() -> None:
+    """A run that was freed, one that waits for nothing, a cancel, an end for which another waits."""
+    state = state_of()
+    run = won(state)
+    case = Case(state, at(SLOT + 1))
+    judge_renewals(case, [Renewal("job", SLOT, "t", "host:1", "inc", 30_000)])
+    assert (case.changed, case.news) == (True, False)
+    judge_control(case, trigger(), Known())
+    assert not case.news, "it waits for the one that runs"
+    case = Case(state, at(SLOT + 1))
+    (answer,) = judge_completions(case, [Completion("job", SLOT, "t", Outcome())])
+    assert answer.due is not None
+    assert (answer.due.run.slot, case.news) == (SLOT + 1, True)
+    state.drop(SLOT + 1)
+    state.runs[SLOT] = run
+    case = Case(state, at(SLOT + 1))
+    (answer,) = judge_completions(case, [Completion("job", SLOT, "t", Outcome())])
+    assert (answer.due, case.news) == (None, False)
+    state.runs[SLOT] = run
+    case = Case(state, at(SLOT + 1))
+    judge_control(case, CancelRun("job", SLOT), Known())
+    assert case.news
+
+
+def test_s29_a_request_is_known_from_the_job_or_from_the_history() -> None:
+    state = state_of()
+    case = Case(state, at(SLOT))
+    made = judge_control(case, trigger(), Known()).run
+    assert made is not None
+    again = judge_control(case, trigger(), Known()).run
+    assert again == made
+    other = judge_control(case, trigger(2), Known(before=replace(made.run, request_id="r-2"))).run
+    assert other is not None
+    assert (other.run.slot, len(state.runs)) == (made.run.slot, 1)
+    free = judge_control(case, trigger(3), Known(taken={SLOT + 1, SLOT + 2})).run
+    assert free is not None
+    assert free.run.slot == SLOT + 3
+
+
 def test_s17_the_repeat_of_an_earlier_attempts_result_is_known_from_the_history() -> None:
     state = state_of()
     run = won(state)
@@ -364,6 +637,27 @@ def test_a_lease_is_read_as_it_was_written() -> None:
 
 
 # Subjects
+
+
+@pytest.mark.parametrize("request_id", ["a.b", "*", ">", "a b", "\n", "é", "x" * 128])
+def test_s29_a_request_may_be_named_anything(request_id: str) -> None:
+    subjects = Subjects("an", "default")
+    subject = subjects.request("a.b", SLOT, request_id)
+    assert requested_at(subject) == SLOT
+    assert subject.split(".")[-1] == subjects.requests("a.b", request_id).split(".")[-1]
+    assert subject != subjects.request("a.b", SLOT, request_id + " ")
+    assert len(subject.split(".")) == 8
+
+
+def test_s29_a_payload_is_told_from_runs_and_attempts() -> None:
+    subjects = Subjects("an", "default")
+    subject = subjects.payload("a.b", SLOT, "f0f0")
+    assert payload_at(subject) == (SLOT, "f0f0")
+    shapes = {
+        tuple(subject.split(".")[6:])
+        for subject in (subjects.payload("a.b", SLOT, "f"), subjects.run("a.b", SLOT))
+    }
+    assert shapes == {("payload", "f"), ("0",)}
 
 
 @pytest.mark.parametrize("name", ["a.b", "a:b", "a/b", "a_b", "a-b", "a", "x" * 128, "a.b.c"])
