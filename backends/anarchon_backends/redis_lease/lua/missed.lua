@@ -97,18 +97,18 @@ local function carry_out(plan, key, job, caught_up, by)
   if not job.settled or plan.settled ~= job.settled or job.paused_at then
     return { outcome = 'stale', settled = text(job.settled) }
   end
-  local over_ = {}
+  local late = {}
   for i, slot in ipairs(plan.slots) do
     if slot >= by - plan.deadlines[i] then
       break
     end
-    over_[i] = slot
+    late[i] = slot
   end
-  if #over_ == 0 then
+  if #late == 0 then
     return { outcome = 'done', settled = text(job.settled) }
   end
-  local rows, lost = taken(key, over_[1], over_[#over_]), {}
-  for _, slot in ipairs(over_) do
+  local rows, lost = taken(key, late[1], late[#late]), {}
+  for _, slot in ipairs(late) do
     if not rows[slot] and slot > job.floor then
       lost[#lost + 1] = slot
     end
@@ -116,8 +116,8 @@ local function carry_out(plan, key, job, caught_up, by)
   local first = first_to_be_run(plan, lost)
   pass_over(plan, key, lost, first - 1)
   local given_up, due = catch_up(plan, key, lost, first, caught_up)
-  redis.call('HSET', key, 'settled:' .. plan.schedule_id, text(over_[#over_]))
+  redis.call('HSET', key, 'settled:' .. plan.schedule_id, text(late[#late]))
   return {
-    outcome = 'done', settled = text(over_[#over_]), missed = first - 1 + given_up, due = due,
+    outcome = 'done', settled = text(late[#late]), missed = first - 1 + given_up, due = due,
   }
 end
