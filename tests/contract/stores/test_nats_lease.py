@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,14 @@ from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.streams import SCHEMA as SCHEMA_KEY
 from anarchon_backends.nats_lease import SCHEMA, NatsLeaseStore, _jobs
 from anarchon_backends.nats_lease._judging import UNFINISHED_MAX
+from anarchon_backends.nats_lease._state import LAYOUT, state_from
 from anarchon_backends.nats_lease._subjects import Subjects
+from anarchon_server.core import limits
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import (
     CancelReason,
     Failure,
+    JobView,
     Outcome,
     OverlapPolicy,
     Reason,
@@ -32,12 +36,15 @@ from anarchon_server.core.model import (
     RunView,
 )
 from anarchon_server.core.store import (
+    CancelRun,
     Claim,
     ClaimAnswer,
     ClaimOutcome,
     Completion,
+    ControlOutcome,
     OpenOptions,
     Store,
+    TriggerRun,
 )
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
@@ -57,6 +64,8 @@ from tests.servers.proxy import Proxy
 
 SLOT = T0 + PERIOD
 FREE: dict[str, Any] = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY}
+QUEUE: dict[str, Any] = {"overlap": OverlapPolicy.QUEUE}
+LONG = Failure("E", "m" * limits.MESSAGE_MAX_BYTES, "t" * limits.TRACE_MAX_BYTES)
 SHORT_WINDOW = definition(window=60 * SECOND)
 STREAM = "an-lease"
 PAGE = Path(__file__).parents[3] / "docs/stores/nats-lease.md"
@@ -174,6 +183,16 @@ async def truth(node: Node, job: str = JOB) -> dict[str, Any]:
     assert entry is not None
     shown: dict[str, Any] = json.loads(entry.payload)
     return shown
+
+
+async def rows_of(node: Node, job: str = JOB) -> list[int]:
+    """The slots of the runs that the job's subject holds."""
+    return sorted(state_from(job, json.dumps(await truth(node, job)).encode()).runs)
+
+
+async def payloads(node: Node, job: str = JOB) -> list[str]:
+    """The subjects of the payloads that are kept."""
+    return await kept(node, subjects_of(node).payloads(job))
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -344,12 +363,12 @@ async def test_s30_a_run_that_ended_goes_to_the_history_with_the_next_write(
     first, second = await cluster.nodes_of(2)
     cluster.advance_to(SLOT)
     await first.complete(await first.win(SLOT))
-    assert list((await truth(first))["runs"]) == [str(SLOT)]
+    assert await rows_of(first) == [SLOT]
     assert await kept(first, subjects_of(first).ended_runs(JOB)) == []
     assert (await first.states()) == {10: RunState.SUCCESS}, "it is visible at once"
     cluster.advance(PERIOD)
     await second.win(SLOT + PERIOD)
-    assert list((await truth(first))["runs"]) == [str(SLOT + PERIOD)]
+    assert await rows_of(first) == [SLOT + PERIOD]
     assert len(await kept(first, subjects_of(first).ended_runs(JOB))) == 1
     assert (await first.states()) == {10: RunState.SUCCESS, 20: RunState.CLAIMED}
 
@@ -384,12 +403,12 @@ async def test_s10_a_crash_between_the_copy_and_the_write_of_the_job_changes_not
     before_publish(first, "job", crash)
     with pytest.raises(Crash):
         await first.claim(SLOT + PERIOD)
-    assert list((await truth(second))["runs"]) == [str(SLOT)]
+    assert await rows_of(second) == [SLOT]
     assert len(await kept(second, subjects_of(second).ended_runs(JOB))) == 1
     assert await second.states() == {10: RunState.SUCCESS}
     assert (await second.claim(SLOT, **FREE)).outcome == "lost"
     await second.win(SLOT + PERIOD)
-    assert list((await truth(second))["runs"]) == [str(SLOT + PERIOD)]
+    assert await rows_of(second) == [SLOT + PERIOD]
     assert await second.states() == {10: RunState.SUCCESS, 20: RunState.CLAIMED}
 
 
@@ -476,7 +495,7 @@ async def test_s10_a_slot_above_settled_whose_run_is_in_the_history_alone_is_nev
     await first.win(T0 + 3 * PERIOD, **FREE)
     state = await truth(first)
     assert state["schedules"]["every:10s"] == [T0, T0], "nothing is settled"
-    assert list(state["runs"]) == [str(T0 + 3 * PERIOD)]
+    assert await rows_of(first) == [T0 + 3 * PERIOD]
     answer = await second.claim(T0 + 2 * PERIOD, **FREE)
     assert answer.outcome == "lost"
     assert answer.run is not None
@@ -566,6 +585,327 @@ async def test_s27a_a_store_that_went_back_is_believed_after_a_while(
     assert (await node.renew(won)).outcome == "unknown_token"
 
 
+# --- What operators ask: S29 ----------------------------------------------------------------------
+
+
+async def test_s29_a_crash_between_the_payload_and_the_run_leaves_what_pruning_removes(
+    cluster: Cluster,
+) -> None:
+    """The payload of the run that is made then is another, and stays as long as it is needed."""
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    before_publish(first, "job", crash)
+    with pytest.raises(Crash):
+        await first.trigger("r-1", payload=b"first")
+    assert (await second.history(), len(await payloads(second))) == ([], 1)
+    made = await second.triggered("r-1", payload=b"second")
+    assert len(await payloads(second)) == 2, "of the same run"
+    assert await second.prune() == 0
+    assert len(await payloads(second)) == 1
+    answer = await second.claim(made.run.slot)
+    assert (answer.outcome, answer.payload) == (ClaimOutcome.WON, b"second")
+    assert answer.run is not None
+    await second.complete(answer.run)
+    cluster.advance(PERIOD)
+    await second.win(SLOT + PERIOD)
+    await second.prune()
+    assert await payloads(second) == [], "nobody can win the run any more"
+    assert (await second.run(made.run.slot)) is not None
+
+
+async def test_s29_a_crash_after_the_run_was_written_and_the_request_repeated_is_one_run(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    made = await first.triggered("r-1", payload=b"first")
+    await first.store.close()
+    cluster.advance(SECOND)
+    again = await second.triggered("r-1", payload=b"second")
+    assert again.run == made.run
+    assert len(await payloads(second)) == 1, "the repeat writes none"
+    assert (await second.claim(made.run.slot)).payload == b"first"
+
+
+async def test_s29_a_trigger_without_an_answer_is_unknown_and_its_repeat_is_the_same_run() -> None:
+    async with behind_a_proxy() as (proxy, _, through, direct):
+        before_publish(through, "job", proxy.drop_replies)
+        with pytest.raises(OutcomeUnknown):
+            await through.trigger("r-1", payload=b"data")
+        proxy.resume()
+        made = await through.triggered("r-1", payload=b"data")
+        assert len(await direct.history()) == 1
+        assert (await direct.claim(made.run.slot)).payload == b"data"
+
+
+async def test_s29_a_payload_that_is_pruned_before_its_run_is_written_is_written_anew(
+    cluster: Cluster,
+) -> None:
+    """Whoever prunes sees a payload without a run, and writes the job before it goes."""
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    jetstream, real = jetstream_of(first), jetstream_of(first).publish
+
+    async def publish(subject: str, *given: Any, **named: Any) -> int | None:
+        if kind_of(subject) == "job":
+            jetstream.publish = real  # type: ignore[method-assign]
+            assert len(await payloads(second)) == 1
+            await second.prune()
+            assert await payloads(second) == []
+        return await real(subject, *given, **named)
+
+    jetstream.publish = publish  # type: ignore[method-assign]
+    made = await first.triggered("r-1", payload=b"data")
+    assert jetstream.publish == real
+    assert (await second.claim(made.run.slot)).payload == b"data"
+
+
+async def test_s29_of_one_request_at_many_instances_at_once_comes_one_run(
+    cluster: Cluster,
+) -> None:
+    nodes = await cluster.nodes_of(8)
+    cluster.advance_to(SLOT)
+    made = await asyncio.gather(
+        *(node.triggered("r-1", payload=str(n).encode()) for n, node in enumerate(nodes))
+    )
+    assert len({each.run.slot for each in made}) == 1
+    others = await asyncio.gather(
+        *(
+            node.triggered(f"q-{n}", payload=str(n).encode(), overlap=OverlapPolicy.ALLOW)
+            for n, node in enumerate(nodes)
+        )
+    )
+    assert len({each.run.slot for each in (*made, *others)}) == 9
+    for n, each in enumerate(others):
+        answer = await nodes[0].claim(each.run.slot, **FREE)
+        assert answer.payload == str(n).encode(), "each has its own"
+
+
+async def test_s29_a_request_is_known_while_its_run_is_kept_wherever_it_stands(
+    cluster: Cluster,
+) -> None:
+    """In the job; in both, after a crash; in the history alone. And then no more."""
+    first, second = await cluster.nodes_of(2)
+    await second.register(SHORT_WINDOW)
+    made = await first.triggered("r.1 *", payload=b"old")
+    await first.complete(await first.win(made.run.slot))
+    cluster.advance_to(SLOT)
+    before_publish(first, "job", crash)
+    with pytest.raises(Crash):
+        await first.claim(SLOT)
+    assert len(await kept(second, subjects_of(second).requests(JOB, "r.1 *"))) == 1
+    assert (await second.triggered("r.1 *")).run.slot == made.run.slot
+    await second.complete(await second.win(SLOT))
+    assert made.run.slot not in await rows_of(second)
+    again = await second.triggered("r.1 *", payload=b"new")
+    assert (again.run.slot, again.run.state) == (made.run.slot, RunState.SUCCESS)
+    assert (await second.triggered("r-1")).run.slot != made.run.slot
+    await first.beat(leaving=True)
+    cluster.advance(DAY)
+    await second.register(SHORT_WINDOW)
+    await second.plan([SLOT + PERIOD], settled=SLOT)
+    assert await second.prune(history_max=0) >= 1
+    assert await kept(second, subjects_of(second).requests(JOB, "r.1 *")) == []
+    renewed = await second.triggered("r.1 *", payload=b"new")
+    assert renewed.run.slot >= cluster.now
+
+
+async def test_s29_a_deposed_leader_that_does_not_know_request_or_payload_is_not_believed(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    made = await first.triggered("r-1")
+    await first.complete(await first.win(made.run.slot))
+    cluster.advance_to(SLOT)
+    other = await first.triggered("r-2", payload=b"data")
+    assert made.run.slot not in await rows_of(first)
+    jetstream = jetstream_of(second)
+    last, info = jetstream.last, jetstream.info
+    asked: Counter[str] = Counter()
+
+    async def old_last(stream: str, subject: str, until: float) -> Any:
+        old = ".payload." in subject and asked["info"] < 5
+        return None if old else await last(stream, subject, until)
+
+    async def old_info(stream: str, until: float, asked_for: Any = None) -> dict[str, Any]:
+        answer = await info(stream, until, asked_for)
+        if ".run." in str(asked_for):
+            asked["info"] += 1
+            if asked["info"] in (1, 2, 4):
+                answer["state"] = {"last_seq": 1}
+        return answer
+
+    jetstream.last = old_last  # type: ignore[method-assign]
+    jetstream.info = old_info  # type: ignore[assignment,method-assign]
+    assert (await second.triggered("r-1")).run.slot == made.run.slot
+    assert asked["info"] == 3
+    assert (await second.claim(other.run.slot)).payload == b"data"
+    assert asked["info"] == 5
+
+
+async def test_s29_a_payload_that_somebody_removed_is_not_taken_for_none(
+    cluster: Cluster,
+) -> None:
+    """The run is not begun without it. It can be cancelled, and its job goes on."""
+    (node,) = await cluster.nodes_of(1)
+    made = await node.triggered("r-1", payload=b"data")
+    (subject,) = await payloads(node)
+    jetstream = jetstream_of(node)
+    await jetstream.purge(STREAM, subject, jetstream.connection.until())
+    assert (await node.claim(made.run.slot)).outcome == "unknown"
+    assert (await node.cancel(made.run.slot)).outcome is ControlOutcome.DONE
+    cluster.advance_to(SLOT)
+    await node.win(SLOT)
+
+
+@pytest.mark.timeout(120)
+async def test_s29_a_hundred_of_the_largest_payloads_wait_without_filling_the_job(
+    cluster: Cluster,
+) -> None:
+    (node,) = await cluster.nodes_of(1)
+    cluster.advance_to(SLOT)
+    sizes = payloads_of(node)
+    for number in range(limits.TRIGGERED_WAITING_MAX):
+        payload = bytes([number]) * limits.PAYLOAD_MAX_BYTES
+        request_id = f"{number:{limits.NAME_MAX}}"
+        await node.triggered(request_id, payload=payload, **QUEUE)
+    assert (await node.trigger("more", **QUEUE)).outcome is ControlOutcome.FULL
+    assert max(sizes) < 64 * 1024
+    waiting = sorted(each.run.slot for each in await node.unfinished())
+    for number, slot in enumerate(waiting[:3]):
+        answer = await node.claim(slot, **QUEUE)
+        assert answer.payload == bytes([number]) * limits.PAYLOAD_MAX_BYTES
+        assert answer.run is not None
+        await node.complete(answer.run)
+
+
+async def test_s29_a_batch_of_acts_of_several_jobs(cluster: Cluster) -> None:
+    (node,) = await cluster.nodes_of(1)
+    await node.register(definition(), definition("other"))
+    cluster.advance_to(SLOT)
+    acts = [
+        TriggerRun(job, f"r-{n}", b"p" * n, (), SLOT + SECOND, OverlapPolicy.ALLOW, DAY)
+        for n in range(4)
+        for job in (JOB, "other")
+    ]
+    reply = await node.store.control([*acts, CancelRun("other", SLOT)])
+    slots = [each.run.run.slot - SLOT for each in reply.answers if each.run]
+    assert slots == [0, 0, 1, 1, 2, 2, 3, 3, 0]
+    assert set(reply.fences) == {JOB, "other"}
+    for job in (JOB, "other"):
+        assert len(await payloads(node, job)) == 3, "an empty one is none"
+
+
+# --- Long failures that are to be retried: S22 ----------------------------------------------------
+
+
+@pytest.mark.timeout(120)
+async def test_s22_many_long_failures_wait_for_their_retries_without_filling_the_job(
+    cluster: Cluster,
+) -> None:
+    (node,) = await cluster.nodes_of(1)
+    cluster.advance_to(T0 + 81 * PERIOD)
+    sizes = payloads_of(node)
+    wishes = [node.wish(T0 + n * PERIOD, retries=3, **FREE) for n in range(1, 81)]
+    await node.store.claim(wishes)
+    results = [
+        Completion(JOB, wish.slot, wish.token, Outcome(failure=LONG), retry_in_ms=SECOND)
+        for wish in wishes
+    ]
+    for _ in range(2):
+        reply = await node.store.complete(results)
+        assert {each.outcome for each in reply.answers} == {"recorded"}, "and so is the repeat"
+    assert max(sizes) < 300_000, "together they are 1.6 MB"
+    await node.win(T0 + 81 * PERIOD, **FREE)
+    shown = await node.history(limit=500, traces=True)
+    assert Counter(each.run.state for each in shown)[RunState.RETRYING] == 80
+    assert {each.attempts[0].failure for each in shown[1:]} == {LONG}
+    cluster.advance(SECOND)
+    assert (await node.take_over(shown[1], **FREE)).outcome is ClaimOutcome.WON
+    again = await node.run(shown[1].run.slot)
+    assert again is not None
+    assert [(each.attempt, each.state) for each in again.attempts] == [
+        (1, RunState.FAILED),
+        (2, RunState.CLAIMED),
+    ]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "superseded"])
+async def test_s21a_one_that_ends_while_it_waits_keeps_its_failure(
+    cluster: Cluster, how: str
+) -> None:
+    """Which stands beside the job by then, and moves to the history with the run."""
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    seen = await first.win(SLOT, retries=3)
+    await first.complete(seen, Outcome(failure=LONG), retry_in_ms=DAY)
+    await second.triggered("r-1", **QUEUE)
+    assert (await truth(second))["aside"] == [SLOT]
+    assert (await last_of(second)).last_run is not None
+    cluster.advance(PERIOD)
+    if how == "cancelled":
+        await second.cancel(SLOT)
+    else:
+        await second.claim(SLOT + PERIOD, overlap=OverlapPolicy.CANCEL)
+    for _ in range(2):
+        (shown,) = await second.history(slot=SLOT, traces=True)
+        assert (shown.run.state, shown.run.reason) == (RunState.FAILED, how)
+        assert shown.attempts[0].failure == LONG
+        await second.triggered("r-2", **QUEUE)
+    assert SLOT not in await rows_of(second)
+    answer = await first.complete(seen, Outcome(failure=LONG), retry_in_ms=DAY)
+    assert answer.outcome == "recorded"
+
+
+async def last_of(node: Node, job: str = JOB) -> JobView:
+    (view,) = (await node.store.jobs([job], "", 1)).answers
+    return view
+
+
+# --- Layouts --------------------------------------------------------------------------------------
+
+
+async def layout_1(node: Node) -> None:
+    """Writes the job as the version before would, with what it did not know left out."""
+    shown = await truth(node)
+    runs = {str(slots[0]): run for slots, run in shown["runs"]}
+    del shown["layout"]
+    await put(node, subjects_of(node).job(JOB), json.dumps(shown | {"runs": runs}).encode())
+
+
+async def test_a_job_of_layout_1_is_read_and_brought_forward_by_its_next_write(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    cluster.advance_to(SLOT)
+    won = await first.win(SLOT)
+    await layout_1(first)
+    assert "layout" not in await truth(first)
+    assert [each.run.token for each in await second.unfinished()] == [won.run.token]
+    assert (await second.claim(SLOT)).outcome == "lost"
+    assert "layout" not in await truth(first), "nothing was written"
+    assert (await first.renew(won)).outcome == "renewed"
+    assert (await truth(first))["layout"] == LAYOUT
+    await layout_1(first)
+    await second.pause("why")
+    assert (await first.complete(won)).outcome == "recorded"
+    view = await last_of(first)
+    assert (view.pause_reason, view.last_run and view.last_run.run.state) == ("why", "success")
+
+
+async def test_a_job_of_a_later_layout_is_refused_and_left_as_it_is(cluster: Cluster) -> None:
+    (node,) = await cluster.nodes_of(1)
+    await node.register(definition(), definition("other"))
+    later = await truth(node) | {"layout": LAYOUT + 1, "more": {}}
+    await put(node, subjects_of(node).job(JOB), json.dumps(later).encode())
+    cluster.advance_to(SLOT)
+    reply = await node.store.claim([node.wish(SLOT), node.wish(SLOT, job="other")])
+    assert [each.outcome for each in reply.answers] == ["unknown", "won"]
+    for call in (node.history(job=JOB), node.pause(), node.trigger(), node.cancel(SLOT)):
+        with pytest.raises(StoreUnavailable, match="has the layout 3, and this version"):
+            await call
+    assert await truth(node) == later
+
+
 # --- Everything at once ---------------------------------------------------------------------------
 
 
@@ -610,6 +950,7 @@ class Melee:
         self.chance = chance
         self.won: dict[tuple[int, int], set[str]] = {}  # by slot and attempt
         self.ended: dict[int, str] = {}  # by which token
+        self.made: dict[int, set[int]] = {}  # the slots of what was triggered, by request
 
     async def work(self, node: Node) -> None:
         for slot in self.chance.sample(self.slots, len(self.slots)):
@@ -625,6 +966,26 @@ class Melee:
                 answer = await surely(node.ask, self.wish(node, slot, **before))
             if self.chance.random() < 0.1:
                 await surely(node.prune, DAY, 30)
+            if self.chance.random() < 0.3:
+                await self.operate(node, self.chance.randrange(12))
+
+    async def operate(self, node: Node, number: int) -> None:
+        """Triggers a run, perhaps not for the first time, and claims it."""
+        payload = str(number).encode() * 100
+        answer = await surely(
+            partial(node.trigger, f"r-{number}", payload=payload, overlap=OverlapPolicy.ALLOW)
+        )
+        assert answer.outcome is ControlOutcome.DONE
+        slot = answer.run.run.slot
+        self.made.setdefault(number, set()).add(slot)
+        if answer.run.run.waits:
+            claimed = await surely(node.ask, self.wish(node, slot))
+            if claimed.outcome is ClaimOutcome.WON:
+                assert claimed.payload == payload
+                self.won.setdefault((slot, claimed.run.run.attempt), set()).add(
+                    claimed.run.run.token
+                )
+                await self.end_or_free(node, claimed.run)
 
     def wish(self, node: Node, slot: int, **given: Any) -> Claim:
         return node.wish(slot, max_attempts=100, **FREE, **given)
@@ -642,6 +1003,7 @@ class Melee:
         """I1 to I3, and that nothing which was won is missing (S2: but what was pruned)."""
         shown = {each.run.slot: each for each in rows}
         assert {len(tokens) for tokens in self.won.values()} == {1}, "an attempt has one winner"
+        assert {len(slots) for slots in self.made.values()} == {1}, "a request makes one run"
         for slot, seen in shown.items():
             assert [each.attempt for each in seen.attempts] == list(range(1, seen.run.attempt + 1))
             for each in seen.attempts:
@@ -876,11 +1238,18 @@ async def everything(url: str) -> None:
         await node.complete(await node.win(SLOT + PERIOD))
         assert (await node.claim(SLOT)).outcome == "lost"
         assert len(await node.history()) == 2
+        await node.pause()
+        made = await node.triggered("r-1", payload=b"data")
+        assert (await node.claim(made.run.slot)).payload == b"data"
+        await node.cancel(made.run.slot)
+        await node.release(await node.seen(made.run.slot))
+        cluster.advance(SECOND)
+        assert (await node.resume()).outcome is ControlOutcome.DONE
         assert len((await node.store.jobs((), "", 10)).answers) == 1
         assert len((await node.store.instances()).answers) == 1
         cluster.advance(DAY)
         await node.register(definition(window=60 * SECOND, labels=(("v", "2"),)))
-        assert await node.prune(history_max=0) == 2
+        assert await node.prune(history_max=0) == 3
         await node.beat(leaving=True)
         cluster.advance(2 * DAY)
         await node.prune(history_ms=DAY)
@@ -1065,7 +1434,8 @@ async def test_s28_a_job_that_is_forgotten_leaves_its_floor_and_fence_alone(
     await second.beat()
     assert await second.prune() == 1
     state = await truth(second)
-    assert set(state) == {"record", "moved"}
+    assert set(state) == {"layout", "record", "moved", "runs"}
+    assert state["runs"] == []
     assert set(state["record"]) == {"floor", "fence"}
     assert await kept(second, f"{subjects_of(second)._of('definition')}.{JOB}.*") == []
     assert await kept(second, subjects_of(second).ended_runs(JOB)) == []

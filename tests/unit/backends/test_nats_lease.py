@@ -300,15 +300,7 @@ def test_no_job_comes_near_the_size_of_a_message() -> None:
         (answer,) = judge_claims(Case(state, at(slot)), [wish(slot, token, **long)])
         assert answer.outcome is ClaimOutcome.WON
     first = SLOT + UNFINISHED_MAX * PERIOD
-    most = limits.CATCH_UP_LIMIT_MAX
-    for begun in (0, most):
-        slots = tuple(MissedSlot(first + (begun + n) * PERIOD, 1) for n in range(most))
-        settled = state.settled(schedule)
-        assert settled is not None
-        plan = Plan(LONGEST, schedule, settled, slots, limit=most, window_ms=limits.DAY * 366)
-        plan = replace(plan, catch_up=CatchUpPolicy.ALL)
-        judge_plans(Case(state, at(first + 20_001 * PERIOD)), [plan], frozenset())
-    now = at(first + 20_002 * PERIOD)
+    now = at(first - 1)
     for number in range(limits.TRIGGERED_WAITING_MAX):
         asked = trigger(
             job=LONGEST, request_id=f"{number:{limits.NAME_MAX}}", until=now.at + limits.HOUR
@@ -319,6 +311,15 @@ def test_no_job_comes_near_the_size_of_a_message() -> None:
         with suppress(StoreUnavailable):
             message = "m" * limits.REASON_MAX_BYTES
             judge_control(Case(state, now), CancelRun(LONGEST, run.slot, message), Known())
+    most = limits.CATCH_UP_LIMIT_MAX
+    for earlier in (0, most):
+        slots = tuple(MissedSlot(first + (earlier + n) * PERIOD, 1) for n in range(most))
+        settled = state.settled(schedule)
+        assert settled is not None
+        plan = Plan(LONGEST, schedule, settled, slots, limit=most, window_ms=limits.DAY * 366)
+        plan = replace(plan, catch_up=CatchUpPolicy.ALL)
+        judge_plans(Case(state, at(first + 20_001 * PERIOD)), [plan], frozenset())
+    now = at(first + 20_002 * PERIOD)
     begun = [run for run in state.unfinished() if run.unfinished]
     results = [
         Completion(LONGEST, run.slot, run.token, Outcome(failure=WORST), retry_in_ms=1)
