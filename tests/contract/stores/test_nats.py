@@ -621,6 +621,11 @@ async def test_a_start_on_a_cluster_finds_three_replicas_and_who_is_away(
         ({"discard": "old", "discard_new_per_subject": False}, "has discard 'old' and not 'new'"),
         ({"retention": "interest"}, "has retention 'interest' and not 'limits'"),
         ({"subjects": ["an.claim.*.*.*"]}, "has the subjects"),
+        (
+            {"subject_transform": {"src": "an.claim.>", "dest": "an.claim.x.>"}},
+            "renames subjects (subject_transform)",
+        ),
+        ({"persist_mode": "async"}, "has persist_mode 'async': it acknowledges what it has not"),
         ({"metadata": {}}, "is not Anarchon's: remove it, or choose other names"),
         ({"metadata": {streams.SCHEMA: "99"}}, "has the schema '99', and this version of"),
         ({"name": "theirs"}, "another stream has subjects of an.claim.>"),
