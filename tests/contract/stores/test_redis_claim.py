@@ -478,6 +478,20 @@ async def test_a_window_that_somebody_else_set_is_said_at_the_next_registration(
         assert (await node.claim(SLOT, job="other")).outcome == "won"
 
 
+async def test_a_stream_whose_window_could_not_be_set_does_not_stay(start: Start) -> None:
+    """It would have the server's own window, 100 s, and no later claim would set another."""
+    server = start("redis8")
+    async with cluster_on(url_of(server, "idmp")) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(SLOT)
+        server.send("ACL", "SETUSER", "default", "-xcfgset")
+        with pytest.raises(OutcomeUnknown, match="permission"):
+            await node.claim(SLOT)
+        server.send("ACL", "SETUSER", "default", "+xcfgset")
+        assert (await node.claim(SLOT)).outcome == "won"
+        assert await window_of(node) == (86_400, 10_000)
+
+
 async def test_entries_are_not_trimmed_while_their_ids_are_known() -> None:
     async with cluster_on(redis.fresh_url("redis8", "idmp")) as cluster:
         first, second = await cluster.nodes_of(2)
