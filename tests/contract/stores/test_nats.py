@@ -1128,7 +1128,7 @@ async def test_s28_a_definition_that_comes_while_others_are_dropped_stays_the_cu
             await newest.register(definition(period=30 * SECOND))
         return await change(*given)
 
-    pruner._registry._change = overtaken  # type: ignore[method-assign]
+    pruner._registry._change = overtaken  # type: ignore[assignment, method-assign]
     await one_node.prune()
     assert changes == 2
     (view,) = (await newest.store.jobs((), "", 9)).answers
