@@ -39,7 +39,7 @@ def open_store(url: str, options: OpenOptions) -> Store:
     Raises `StoreRefused`, without showing the URL, for a scheme nobody serves, a driver that is
     not installed, and a URL that the backend cannot read.
     """
-    scheme, colon, _ = url.partition(":")
+    scheme, colon, rest = url.partition(":")
     if not colon:
         raise StoreRefused(f"the store's URL has no scheme; known ones: {_named(known_schemes())}")
     point = _backends().get(scheme)
@@ -48,7 +48,18 @@ def open_store(url: str, options: OpenOptions) -> Store:
             f"no backend serves store URLs that begin with {scheme[:40]!a}; known ones: "
             f"{_named(known_schemes())}"
         )
+    if _cuts_a_password(rest):
+        raise StoreRefused(
+            f"the store's URL has an @ in its path: write each special character of the user, the "
+            f"password and the path as %XX, a / as %2F and an @ as %40; it begins with {scheme}:"
+        )
     return _load(scheme, point)(url, options)
+
+
+def _cuts_a_password(rest: str) -> bool:
+    """Whether a / in the password makes what follows it the path, which errors show."""
+    authority, _, path = rest.removeprefix("//").partition("/")
+    return rest.startswith("//") and bool(authority) and "@" in path.partition("?")[0]
 
 
 def known_schemes() -> tuple[str, ...]:

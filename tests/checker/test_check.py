@@ -278,6 +278,17 @@ FINE: dict[str, tuple[Event, ...]] = {
         ResultReceipt(SLOT + 9_200, "t1", "fenced"),
         END,
     ),
+    "a success long after its timeout, by a sidecar that does not know its job yet": (
+        JOB,
+        DUE,
+        CLAIMED,
+        STARTED,
+        InstanceDied(SLOT + 100, "a.1"),
+        replace(ENDED, at=SLOT + 9_000),
+        replace(DONE, at=SLOT + 9_010),
+        replace(RECEIPT, at=SLOT + 9_020),
+        END,
+    ),
     "not told of its timeout while no client could be": (
         JOB,
         ServedFrom(0, "a", "job"),

@@ -328,6 +328,11 @@ def broken_stream_taken_for_a_death() -> AbstractContextManager[object]:
     return patch.object(Attaching, "stream_ended", dead)
 
 
+def lost_cancels_stay_lost() -> AbstractContextManager[object]:
+    """S21: what was sent on a stream that broke is not sent on the next."""
+    return patch.object(Holding, "repeat_cancels", lambda self, session: None)
+
+
 def cancelled_runs_renewed_for_ever() -> AbstractContextManager[object]:
     """S21a: a handler that ignores its timeout keeps its lease."""
     judge = machine.judge_renewal
@@ -621,6 +626,17 @@ MUTANTS = (
         ),
     ),
     _mutant(broken_stream_taken_for_a_death, "I4 F2 F16", Focus(("lose_stream",), work=LONG)),
+    _mutant(
+        lost_cancels_stay_lost,
+        "S21",
+        Focus(
+            ("lose_stream",),
+            (("fault_count", 24),),
+            (("timeout_ms", 700), ("cancel_grace_ms", 20_000)),
+            LONG,
+        ),
+        first=11,
+    ),
     _mutant(
         cancelled_runs_renewed_for_ever,
         "S21a",

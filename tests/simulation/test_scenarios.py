@@ -388,6 +388,18 @@ def test_s21_an_attempt_that_outlives_its_timeout_is_cancelled_and_failed() -> N
     assert story.ended_at(story.starts(5_000)[0].token) <= 6_000 + 200
 
 
+def test_s21_a_timeout_is_told_though_its_stream_was_broken() -> None:
+    slow = once(5_000, lasting(20_000), timeout_ms=3_000, cancel_grace_ms=20_000)
+    story = Story(slow)
+    story.at(7_990, lambda: break_streams(story.holder(5_000)))
+    story.play()
+    (start,) = story.starts(5_000)
+    told = [e for e in story.world.events if isinstance(e, HandlerTold) and e.token == start.token]
+    assert [e.reason for e in told] == ["timeout"]
+    assert 8_000 < told[0].at <= 8_500
+    assert story.end_of(5_000) == ("failed", "timeout", 1)
+
+
 def test_s21a_what_was_cancelled_is_not_sent_again() -> None:
     story = Story(once(5_000, QUICK, timeout_ms=1_000, cancel_grace_ms=5_000), hosts=1)
     story.at(4_000, lambda: setattr(story.hosts[0].app, "accepts", False))

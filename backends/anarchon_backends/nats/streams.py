@@ -206,27 +206,7 @@ def _check_stream(
 ) -> None:
     config: Mapping[str, Any] = seen["config"]
     _check_schema(config, plan, address)
-    for name, wanted in {**_COMMON, **plan.settings}.items():
-        actual = config.get(name, type(wanted)())
-        more = (
-            name in plan.at_least and isinstance(wanted, int) and (actual == 0 or actual >= wanted)
-        )
-        if actual != wanted and not more:
-            why = f": {_WHY[name]}" if name in _WHY else ""
-            raise StoreRefused(
-                f"{address.location}: the stream {plan.name} has {name} {actual!r} and not "
-                f"{wanted!r}{why}. Change it with `nats stream edit`, or remove the stream while "
-                "nothing runs"
-            )
-    if set(config.get("subjects", ())) != set(plan.subjects):
-        raise StoreRefused(
-            f"{address.location}: the stream {plan.name} has the subjects "
-            f"{config.get('subjects')!r} and not {list(plan.subjects)!r}"
-        )
-    if config.get("mirror") or config.get("sources"):
-        raise StoreRefused(
-            f"{address.location}: the stream {plan.name} copies another one: claims must be its own"
-        )
+    _check_settings(config, plan, address)
     replicas = int(config.get("num_replicas", 1))
     cluster = seen.get("cluster") or {}
     if replicas > 1 and not cluster.get("leader"):
@@ -250,6 +230,42 @@ def _check_stream(
                 f"servers that keep the stream {plan.name} are away: {', '.join(away)}",
                 "start them: with one more gone nothing can be claimed",
             )
+        )
+
+
+def _check_settings(config: Mapping[str, Any], plan: StreamPlan, address: Address) -> None:
+    """Refuses a stream that does not keep what it acknowledges where it is looked for."""
+    for name, wanted in {**_COMMON, **plan.settings}.items():
+        actual = config.get(name, type(wanted)())
+        more = (
+            name in plan.at_least and isinstance(wanted, int) and (actual == 0 or actual >= wanted)
+        )
+        if actual != wanted and not more:
+            why = f": {_WHY[name]}" if name in _WHY else ""
+            raise StoreRefused(
+                f"{address.location}: the stream {plan.name} has {name} {actual!r} and not "
+                f"{wanted!r}{why}. Change it with `nats stream edit`, or remove the stream while "
+                "nothing runs"
+            )
+    if set(config.get("subjects", ())) != set(plan.subjects):
+        raise StoreRefused(
+            f"{address.location}: the stream {plan.name} has the subjects "
+            f"{config.get('subjects')!r} and not {list(plan.subjects)!r}"
+        )
+    if config.get("mirror") or config.get("sources"):
+        raise StoreRefused(
+            f"{address.location}: the stream {plan.name} copies another one: claims must be its own"
+        )
+    if config.get("subject_transform"):
+        raise StoreRefused(
+            f"{address.location}: the stream {plan.name} renames subjects (subject_transform): a "
+            "claim would not be found again. Remove that while nothing runs"
+        )
+    if config.get("persist_mode") == "async":
+        raise StoreRefused(
+            f"{address.location}: the stream {plan.name} has persist_mode 'async': it acknowledges "
+            "what it has not written, and slots would run twice. Remove it while nothing runs: it is "
+            "made anew as it should be"
         )
 
 

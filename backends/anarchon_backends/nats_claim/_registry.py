@@ -134,7 +134,8 @@ class Registry:
         )
         mine = instance.incarnation
         (old,) = [m for m in members if m.instance.incarnation == mine] or [Member(instance)]
-        await self._let_go([hold for hold in old.holds or () if hold not in wanted], now.at, until)
+        held = set(wanted)
+        await self._let_go([hold for hold in old.holds or () if hold not in held], now.at, until)
         await self._write_member(Member(instance, holds=tuple(wanted)), until)
         others = [member for member in live if member.instance.incarnation != mine]
         after = _by_job([*wanted, *(hold for member in others for hold in member.holds or ())])
@@ -243,13 +244,14 @@ class Registry:
             await self._remove(member, until)
         held = {hold.definition_id for member in stay for hold in member.holds or ()}
         for name, entry in list((await self.jobs(until)).items()):
-            record, gone = machine.judge_definitions(
+            _, gone = machine.judge_definitions(
                 entry.record, entry.kept.values(), held, now, history_ms
             )
             if not gone:
                 continue
             if len(gone) < len(entry.kept):
-                await self._change(name, partial(_reduced, record=record, gone=gone), until)
+                change = partial(_reduced, held=held, now=now, history_ms=history_ms)
+                await self._change(name, change, until)
             elif name not in with_runs:
                 await self._jetstream.purge(self._subjects.history, self._subjects.job(name), until)
                 del self._jobs[name]
@@ -291,11 +293,17 @@ def _registered(
     return change
 
 
-def _reduced(
-    entry: JobEntry, *, record: machine.JobRecord, gone: Sequence[KeptDefinition]
-) -> JobEntry:
-    without = entry.without(each.definition_id for each in gone)
-    return replace(without, record=record)
+def _reduced(entry: JobEntry, *, held: set[str], now: Moment, history_ms: int) -> JobEntry:
+    """The job without the definitions that nobody has held for long, but for the last.
+
+    It is judged on what is written anew: another may have registered meanwhile.
+    """
+    record, gone = machine.judge_definitions(
+        entry.record, entry.kept.values(), held, now, history_ms
+    )
+    if not gone or len(gone) == len(entry.kept):
+        return entry
+    return replace(entry.without(each.definition_id for each in gone), record=record)
 
 
 def _held_until(holds: Sequence[HeldDefinition], at: int) -> Callable[[JobEntry], JobEntry]:

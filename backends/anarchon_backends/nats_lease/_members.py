@@ -186,11 +186,6 @@ class Members:
         before = await self._replace(instance, call, noted)
         return before is not None and before.registered
 
-    async def own_holds(self, instance: model.Instance, call: Call) -> Holds:
-        """What the instance holds by now."""
-        seen = await self._seen(self._of(instance), call)
-        return seen.holds if seen else ()
-
     async def register(
         self, instance: model.Instance, holds: Sequence[machine.HeldDefinition], call: Call
     ) -> None:

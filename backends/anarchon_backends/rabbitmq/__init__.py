@@ -172,7 +172,8 @@ class RabbitmqStore:
             )
             if holder is not None:
                 return holder
-        why_not = self._untimely(claim) or port.ClaimOutcome.UNCHANGED
+        otherwise = port.ClaimOutcome.UNKNOWN if claim.may_run else port.ClaimOutcome.UNCHANGED
+        why_not = self._untimely(claim) or otherwise  # the clock may have been set meanwhile
         return await self._claims.look(queue, number, deadline) or why_not
 
     def _untimely(self, claim: port.Claim) -> port.ClaimOutcome | None:

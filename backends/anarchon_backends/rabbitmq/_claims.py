@@ -5,12 +5,13 @@ Imports the errors, the standard library and the connection beside it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from aiormq.abc import AbstractChannel
 
@@ -26,6 +27,9 @@ _NAME_MAX = 80  # the broker's answer of 255 bytes is to hold it, the virtual ho
 _DIFFERS = re.compile(r"inequivalent arg '([a-z-]+)'.*?(?: but current is '([^']*)')?$", re.DOTALL)
 _NO_QUEUE = "NOT_FOUND - no queue "
 _AGREEING_MAX = 3  # arguments that may differ
+_PAUSES_S = (0.02, 0.04, 0.08, 0.16)  # while a queue is being made
+
+_T = TypeVar("_T")
 
 
 def number_of(token: str) -> int:
@@ -100,7 +104,7 @@ class Claims:
 
         for _ in range(_AGREEING_MAX):
             try:
-                asked = await self._link.ask(question, deadline)
+                asked = await self._ask(question, deadline)
             except Refused as refused:
                 differing, current = _difference(refused, queue)
             else:
@@ -118,9 +122,7 @@ class Claims:
     async def exists(self, queue: str, deadline: float) -> bool:
         """Whether it is claimed, by whomever. Does not claim it."""
         try:
-            await self._link.ask(
-                lambda channel: channel.queue_declare(queue, passive=True), deadline
-            )
+            await self._ask(lambda channel: channel.queue_declare(queue, passive=True), deadline)
         except Refused as refused:
             if refused.code == 404 and refused.text.startswith(_NO_QUEUE):
                 return False
@@ -136,6 +138,23 @@ class Claims:
         if not await self.exists(queue, deadline):
             return None
         return await self.declare(queue, number, deadline)
+
+    async def _ask(
+        self, question: Callable[[AbstractChannel], Awaitable[_T]], deadline: float
+    ) -> _T:
+        """Asks, and again where the broker has written a queue down that it does not reach.
+
+        Either its node is down, or (seen on 4.3, with quorum queues) it is being made just now, for
+        another's claim.
+        """
+        for pause_s in _PAUSES_S:
+            try:
+                return await self._link.ask(question, deadline)
+            except Refused as refused:
+                if refused.code != 404 or refused.text.startswith(_NO_QUEUE):
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self._link.ask(question, deadline)
 
     async def delete(self, queue: str, deadline: float) -> None:
         """Removes a queue that is nobody's claim: one made for a trial."""

@@ -35,6 +35,7 @@ _LENGTH_MAX = 10_000  # of the queue that an instance listens on
 _NAME_MAX = 128
 _PAUSE_FIRST_S = 0.1
 _PAUSE_MOST_S = 5.0
+_PAUSE_REFUSED_S = 60.0
 
 _log = logging.getLogger("anarchon")
 
@@ -142,8 +143,12 @@ class News:
                 channel = None
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
-            with suppress(StoreError, Refused):
+            try:
                 channel = await self._subscribe()
+            except StoreError:
+                continue
+            except Refused:  # which fills the broker's log
+                pause_s = _PAUSE_REFUSED_S
 
     async def _subscribe(self) -> AbstractChannel:
         # A new name each time: the broker may not have noticed the end of the last connection.

@@ -64,7 +64,6 @@ def _constants(schema: str, strategy: Strategy) -> str:
         f"local KEPT_MS = {KEPT_MS}\n"
         f"local KEPT_OVER_WINDOW_MS = {KEPT_OVER_WINDOW_MS}\n"
         f"local WINDOW_S = {WINDOW_S}\n"
-        f"local KEPT_OVER_WINDOW_MS = {KEPT_OVER_WINDOW_MS}\n"
         f"local WINDOW_SLOTS = {WINDOW_SLOTS}\n"
     )
 

@@ -76,11 +76,6 @@ def won_run(claim: Claim, at: int) -> Run:
     )
 
 
-def passed_over(job: str, slot: int, at: int) -> Run:
-    """A slot that can never be claimed any more, as a newer one has been (`OLD`)."""
-    return Run(job, slot, Trigger.SCHEDULE, RunState.SKIPPED, Reason.MISSED, ended_at=at)
-
-
 def is_won(claim: Claim, run: Run) -> bool:
     """Whether the claim made this run, and it has not ended: the repeat of a win (S11)."""
     return run.token == claim.token and not run.state.final

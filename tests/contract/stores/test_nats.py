@@ -27,7 +27,7 @@ from anarchon_backends.nats_claim import RETENTION_MS, NatsClaimStore
 from anarchon_backends.nats_claim._subjects import Subjects
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
-from anarchon_server.core.model import Outcome, RunState
+from anarchon_server.core.model import EverySchedule, Outcome, RunState
 from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
@@ -621,6 +621,11 @@ async def test_a_start_on_a_cluster_finds_three_replicas_and_who_is_away(
         ({"discard": "old", "discard_new_per_subject": False}, "has discard 'old' and not 'new'"),
         ({"retention": "interest"}, "has retention 'interest' and not 'limits'"),
         ({"subjects": ["an.claim.*.*.*"]}, "has the subjects"),
+        (
+            {"subject_transform": {"src": "an.claim.>", "dest": "an.claim.x.>"}},
+            "renames subjects (subject_transform)",
+        ),
+        ({"persist_mode": "async"}, "has persist_mode 'async': it acknowledges what it has not"),
         ({"metadata": {}}, "is not Anarchon's: remove it, or choose other names"),
         ({"metadata": {streams.SCHEMA: "99"}}, "has the schema '99', and this version of"),
         ({"name": "theirs"}, "another stream has subjects of an.claim.>"),
@@ -1097,6 +1102,37 @@ async def test_s30_definitions_and_instances_that_are_long_gone_go(one_node: Nod
     await last.register()
     await last.prune()
     assert [i.instance_id for i in (await last.store.instances()).answers] == ["host:3"]
+
+
+async def test_s28_a_definition_that_comes_while_others_are_dropped_stays_the_current_one(
+    one_node: Node,
+) -> None:
+    """What goes is judged on the job as it is when that is written."""
+    cluster = one_node.cluster
+    other = await cluster.node()
+    await other.register(definition(period=20 * SECOND))
+    await other.beat(leaving=True)
+    await one_node.register()
+    cluster.advance(15 * DAY)
+    await one_node.register()
+    pruner = one_node.store
+    assert isinstance(pruner, NatsClaimStore)
+    change = pruner._registry._change
+    newest = await cluster.node()
+    changes = 0
+
+    async def overtaken(*given: Any) -> Any:
+        nonlocal changes
+        changes += 1
+        if changes == 2:  # the first notes until when the instance that has left held it
+            await newest.register(definition(period=30 * SECOND))
+        return await change(*given)
+
+    pruner._registry._change = overtaken  # type: ignore[assignment, method-assign]
+    await one_node.prune()
+    assert changes == 2
+    (view,) = (await newest.store.jobs((), "", 9)).answers
+    assert view.spec.schedule == EverySchedule(30 * SECOND)
 
 
 def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

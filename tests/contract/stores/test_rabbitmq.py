@@ -29,7 +29,7 @@ from anarchon_backends.rabbitmq._claims import (
     passing_of,
     queue_of,
 )
-from anarchon_backends.rabbitmq._connection import AccessDenied, Link
+from anarchon_backends.rabbitmq._connection import AccessDenied, Link, Refused
 from anarchon_server.core.errors import (
     OutcomeUnknown,
     StoreError,
@@ -272,6 +272,31 @@ async def test_a_claim_goes_when_it_was_kept_for_long_enough(kind: str) -> None:
         holder: Holder | None = None
         while holder != Holder(True, 2):
             holder = await claims.declare(queue, 2, link.deadline())
+
+
+async def test_s10_a_queue_that_is_only_being_made_is_asked_for_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As RabbitMQ 4.3 answers who comes while another's quorum queue begins, now and then."""
+    url = rabbitmq.fresh_url(kind)
+    async with linked(url) as link:
+        queue = passing_of(url.partition("#")[2], "begun")
+        claims = Claims(link, "classic", 600_000)
+        await claims.declare(queue, 1, link.deadline())
+        begun = "NOT_FOUND - home node 'n@h' of durable queue 'q' in vhost 'v' is down or inaccess"
+        times, ask = 0, link.ask
+
+        async def stutter(*given: Any) -> Any:
+            nonlocal times
+            times += 1
+            if times % 4:
+                raise Refused(404, begun)
+            return await ask(*given)
+
+        monkeypatch.setattr(link, "ask", stutter)
+        assert await claims.declare(queue, 2, link.deadline()) == Holder(False, 1)
+        assert await claims.exists(queue, link.deadline())
+        assert times == 8
 
 
 # Unknown outcomes

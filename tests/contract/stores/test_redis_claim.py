@@ -42,6 +42,7 @@ from tests.contract.harness import (
     Node,
     definition,
 )
+from tests.contract.stores.test_redis_cluster import Moving
 from tests.servers import proxy as proxies
 from tests.servers import redis, redis_cluster
 
@@ -478,6 +479,20 @@ async def test_a_window_that_somebody_else_set_is_said_at_the_next_registration(
         assert (await node.claim(SLOT, job="other")).outcome == "won"
 
 
+async def test_a_stream_whose_window_could_not_be_set_does_not_stay(start: Start) -> None:
+    """It would have the server's own window, 100 s, and no later claim would set another."""
+    server = start("redis8")
+    async with cluster_on(url_of(server, "idmp")) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(SLOT)
+        server.send("ACL", "SETUSER", "default", "-xcfgset")
+        with pytest.raises(OutcomeUnknown, match="permission"):
+            await node.claim(SLOT)
+        server.send("ACL", "SETUSER", "default", "+xcfgset")
+        assert (await node.claim(SLOT)).outcome == "won"
+        assert await window_of(node) == (86_400, 10_000)
+
+
 async def test_entries_are_not_trimmed_while_their_ids_are_known() -> None:
     async with cluster_on(redis.fresh_url("redis8", "idmp")) as cluster:
         first, second = await cluster.nodes_of(2)
@@ -559,6 +574,37 @@ async def test_s11_what_no_replica_has_is_unknown_also_when_it_is_asked_again(
                 await node.ask(claim)
         replica.process.send_signal(signal.SIGCONT)
         assert await answer_of(node, claim) == "won"
+
+
+@pytest.mark.parametrize("first", ["the record", "the job"])
+@each_strategy
+async def test_s10_a_slot_on_its_way_in_a_cluster_is_won_by_nobody(on: On, first: str) -> None:
+    """What tells who won may be on either node: history does not, here, as it was pruned."""
+    servers = redis_cluster.session_cluster(on.kind)
+    async with cluster_on(redis_cluster.fresh_url(on.kind, on.strategy)) as cluster:
+        node, other = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        seen = await node.win(SLOT)
+        await node.complete(seen)
+        moving = Moving(servers, key_of(node))
+        moving.source.send("DEL", key_of(node, f":{SLOT}"))
+        moving.begin()
+        keys = sorted(
+            moving.keys(), key=lambda key: (key == key_of(node)) is (first == "the record")
+        )
+        records = [key for key in keys if re.search(r":(claim:\d+|slots|ids)$", key)]
+        assert len(records) == 1
+        for key in dict.fromkeys([*(records if first == "the record" else ()), *keys]):
+            moving.move(key)
+            for claim in (other.wish(SLOT), other.wish(SLOT + 1)):
+                with pytest.raises(StoreError):
+                    await other.ask(claim)
+        moving.end()
+        answer = await other.claim(SLOT)
+        assert answer.outcome == "lost"
+        assert answer.run is not None
+        assert answer.run.run.token == seen.run.token
+        await other.win(SLOT + 1)
 
 
 @each_strategy

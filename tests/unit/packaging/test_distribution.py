@@ -63,7 +63,7 @@ def test_every_store_has_an_extra_and_all_brings_each(metadata: Message) -> None
     extras = set(metadata.get_all("Provides-Extra", []))
     assert extras == {"server", "sqlite", "redis", "postgres", "rabbitmq", "nats", "all"}
     everything = {r.name for r in requirements_of("all", metadata)}
-    assert {"aiosqlite", "redis", "asyncpg", "aio-pika", "nats-py", "tzdata"} <= everything
+    assert {"aiosqlite", "redis", "asyncpg", "aiormq", "nats-py", "tzdata"} <= everything
 
 
 def requirements_of(extra: str, metadata: Message) -> list[Requirement]:

@@ -42,6 +42,21 @@ def test_a_refusal_never_shows_the_url(url: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("scheme", ["redis", "amqp", "nats", "postgresql"])
+@pytest.mark.parametrize("rest", ["u:12/hunter2@h", "u:12/hunter2@h/x", "u:a@b/hunter2@h?x=y"])
+def test_a_password_with_an_unescaped_slash_is_refused_unseen(scheme: str, rest: str) -> None:
+    """What stands after the slash would else be the path, which errors and `location` show."""
+    with pytest.raises(StoreRefused, match=r"an @ in its path: .* a / as %2F") as caught:
+        opening.open_store(f"{scheme}://{rest}", OPTIONS)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_at_sign_in_a_file_or_an_option_is_none_of_a_password() -> None:
+    opening.open_store("sqlite:///tmp/a@b.db", OPTIONS)
+    with pytest.raises(StoreRefused, match="no such file"):
+        opening.open_store("rediss://h/0?tls_ca=/no@file", OPTIONS)
+
+
 def test_a_driver_that_is_not_installed_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,12 @@
 local function make(stream)
   if redis.call('EXISTS', stream) == 0 then
     redis.call('XADD', stream, '0-1', 'window', text(WINDOW_S))
-    redis.call('XCFGSET', stream, 'IDMP-DURATION', text(WINDOW_S), 'IDMP-MAXSIZE', text(WINDOW_SLOTS))
+    local set = redis.pcall('XCFGSET', stream, 'IDMP-DURATION', text(WINDOW_S), 'IDMP-MAXSIZE',
+      text(WINDOW_SLOTS))
+    if set.err then -- a stream that stayed would have the server's own window, far too small
+      redis.call('DEL', stream)
+      error(set.err, 0)
+    end
   end
 end
 

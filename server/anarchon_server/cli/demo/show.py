@@ -21,7 +21,7 @@ from anarchon_server.cli.demo.report import Start, counted, problems, table
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import AnarchonError
 from anarchon_server.core.slots import Schedule, parse_schedule
-from anarchon_server.core.store import OpenOptions
+from anarchon_server.core.store import LEASE_BACKENDS, OpenOptions
 from anarchon_server.opening import known_schemes, open_store
 
 SCHEDULES: dict[str, Schedule] = {
@@ -56,6 +56,7 @@ def _check(args: argparse.Namespace) -> None:
         raise DemoFailed(f"--seconds is {args.seconds}: 10 to 3600")
     if args.store is not None:
         _check_scheme(args.store.partition(":")[0])
+        _check_leases(args.store)
 
 
 def _check_scheme(scheme: str) -> None:
@@ -65,6 +66,20 @@ def _check_scheme(scheme: str) -> None:
         known = ", ".join(f"{each}:" for each in shared)
         what = "lives in one process" if scheme == "memory" else "has no backend in this version"
         raise DemoFailed(f"--store {scheme[:40]}: {what}; the demo runs on {known}")
+
+
+def _check_leases(url: str) -> None:
+    """Refuse a store on which nobody takes over: there would be nothing to see."""
+    try:
+        capabilities = open_store(url, OpenOptions("default", SystemClock())).capabilities
+    except AnarchonError as error:
+        raise DemoFailed(f"--store: {error}") from None
+    if not capabilities.leases:
+        able = ", ".join(name for name in LEASE_BACKENDS if name != "memory")
+        raise DemoFailed(
+            f"--store: {capabilities.backend} keeps no leases, and the demo shows a takeover; "
+            f"stores that do: {able}"
+        )
 
 
 class Show:

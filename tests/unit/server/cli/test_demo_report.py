@@ -119,7 +119,7 @@ def test_one_is_not_counted_as_many() -> None:
 
 @pytest.mark.parametrize(
     ("store", "said"),
-    [("memory:", "lives in one process"), ("amqp://h/v", "has no backend in this version")],
+    [("memory:", "lives in one process"), ("mysql://h/v", "has no backend in this version")],
 )
 def test_a_store_that_processes_cannot_share_is_refused_with_those_they_can(
     store: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -129,3 +129,19 @@ def test_a_store_that_processes_cannot_share_is_refused_with_those_they_can(
     assert said in line
     assert "sqlite:" in line
     assert "memory:" not in line.partition("; ")[2]
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("amqp://h/v", "--store: rabbitmq keeps no leases, and the demo shows a takeover; stores"),
+        ("redis://h/0?strategy=script", "--store: redis:script keeps no leases"),
+        ("redis://h/nine", "--store: "),
+    ],
+)
+def test_a_store_on_which_nobody_takes_over_is_refused(
+    store: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["demo", "--store", store]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
