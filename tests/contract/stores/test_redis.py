@@ -348,10 +348,10 @@ async def test_s29_a_request_that_comes_on_many_connections_at_once_makes_one_ru
         waiting = sorted(await nodes[0].unfinished(), key=lambda seen: seen.run.slot)
         for n, seen in enumerate(waiting):
             claims = (node.claim(seen.run.slot, **QUEUE) for node in nodes)
-            answers = list(await asyncio.gather(*claims))
-            (won,) = [a for a in answers if a.outcome is ClaimOutcome.WON]
+            claimed = await asyncio.gather(*claims)
+            (won,) = [a for a in claimed if a.outcome is ClaimOutcome.WON]
             assert won.payload == f"{n}".encode()
-            assert {a.payload for a in answers if a is not won} == {b""}
+            assert {a.payload for a in claimed if a is not won} == {b""}
             assert won.run is not None
             await nodes[0].complete(won.run)
 
