@@ -563,6 +563,40 @@ async def test_s29_a_request_of_sixteen_at_once_makes_one_run(cluster: Cluster) 
     assert len(await nodes[0].history(limit=500)) == 5 + RACERS
 
 
+# What the database says in words of its own
+
+
+async def test_s19_a_sweep_that_shows_few_shows_what_can_be_taken_over_and_then_the_oldest(
+    cluster: Cluster,
+) -> None:
+    (node,) = await cluster.nodes_of(1)
+    cluster.advance_to(SLOT)
+    due = await node.triggered(overlap=OverlapPolicy.ALLOW)
+    cluster.advance_to(SLOT + PERIOD)
+    held = await node.win(SLOT + PERIOD, overlap=OverlapPolicy.ALLOW)
+    cluster.advance_to(SLOT + 2 * PERIOD)
+    freed = await node.win(SLOT + 2 * PERIOD, overlap=OverlapPolicy.ALLOW)
+    await node.release(freed)
+    for limit, expected in ((1, [freed]), (2, [freed, due]), (3, [freed, due, held])):
+        beat = await node.beat(sweep=(("job", "every:10s"),), sweep_limit=limit)
+        slots = [seen.run.slot for seen in beat.unfinished]
+        assert slots == [seen.run.slot for seen in expected]
+
+
+async def test_s29_a_job_that_was_forgotten_is_not_paused_when_it_is_back(
+    cluster: Cluster,
+) -> None:
+    (node,) = await cluster.nodes_of(1)
+    await node.pause("why")
+    await node.beat(leaving=True)
+    cluster.advance(15 * DAY)
+    await node.prune()
+    assert (await node.store.jobs(["job"], "", 1)).answers == ()
+    await node.register()
+    (job,) = (await node.store.jobs(["job"], "", 1)).answers
+    assert (job.paused_at, job.pause_reason) == (None, "")
+
+
 # News
 
 
