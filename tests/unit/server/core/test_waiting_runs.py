@@ -4,9 +4,13 @@ operators ask for (S21a, S29), as an instance plays them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from anarchon_server.core.asking import resume_of, trigger_of
 from anarchon_server.core.messages import Method, Woken
+from anarchon_server.core.missed import passed_slots
 from anarchon_server.core.model import (
     AttemptCause,
     CancelReason,
@@ -18,12 +22,16 @@ from anarchon_server.core.model import (
     RunState,
     Trigger,
 )
+from anarchon_server.core.policy import Job
 from anarchon_server.core.store import (
     CancelRun,
+    ClaimAnswer,
+    ClaimOutcome,
     Control,
     ControlAnswer,
     Passed,
     Pause,
+    PlanAnswer,
     Resume,
     TriggerRun,
 )
@@ -133,6 +141,41 @@ def test_s18_another_instance_takes_the_queued_slot_when_the_first_has_no_room()
         60_000,
     }
     assert idle.running
+
+
+def test_s18_while_a_claim_of_it_is_on_its_way_a_run_that_waits_is_not_asked_for_twice() -> None:
+    """Nor put off: whether by a sweep that shows it free, or one that shows something in its way."""
+    world, sidecar, client = lone(QUEUE)
+    world.run_until(21_000)
+    blocked = world.run(10_000)
+    client.complete(result="done")
+    sidecar.answer(Method.COMPLETE)
+    assert sidecar.waits(Method.CLAIM)
+    waiting = world.run(20_000)
+    sidecar.engine._claiming.observe(waiting)
+    sidecar.engine._claiming.observe_all((blocked, waiting))
+    sidecar.tick()
+    assert len(sidecar.calls) == 1
+    sidecar.settle()
+    assert client.only().slot == START + 20_000
+
+
+def test_s18_a_takeover_that_is_behind_another_run_is_put_off() -> None:
+    """As where the job allowed overlap until just now."""
+    world, sidecar, client = lone(every(lease_ms=3_000))
+    other = Sidecar(world, "b")
+    theirs = other.ready_client(every(lease_ms=3_000))
+    world.run_until(10_500)
+    holder_client, backup = (client, other) if client.running else (theirs, sidecar)
+    seen = world.run(10_000)
+    holder_client.sidecar.die()
+    world.run_until(12_900)
+    backup.wait_for(Method.CLAIM)
+    queued = ClaimAnswer(ClaimOutcome.QUEUED, replace(seen, lease_left_ms=0))
+    backup.answer_by_hand(Method.CLAIM, queued)
+    assert len(backup.logged("run_queued")) == 1
+    world.run_for(5_000)
+    assert world.run(10_000).run.attempt == 2, "the next look finds nothing in its way"
 
 
 # --- Overlap: cancel ---------------------------------------------------------------------
@@ -452,6 +495,62 @@ def test_s21a_a_run_that_is_cancelled_before_it_is_handed_over_is_given_back() -
     world.run_for(1_000)
     assert current(world.run(10_000)) == (1, "failed", "cancelled")
     assert sidecar.engine.status(world.now).instance.running == 0
+
+
+def test_s21a_an_attempt_whose_grace_is_over_before_it_was_handed_over_is_given_back() -> None:
+    world, sidecar, client = lone(every(cancel_grace_ms=0))
+    world.run_until(9_999)
+    world.now = 10_000
+    sidecar.tick()
+    client.lose_stream()
+    sidecar.settle()
+    ran(world.store.control([CancelRun("sync", START + 10_000)]))
+    world.run_for(6_000)
+    assert not client.assigned
+    assert current(world.run(10_000)) == (1, "failed", "cancelled")
+    assert sidecar.engine.status(world.now).instance.running == 0
+
+
+def test_s29_a_plan_of_a_schedule_that_is_not_ours_any_more_says_nothing_of_a_pause() -> None:
+    world, sidecar, client = lone(every(start_deadline_ms=1_000))
+    world.run_until(11_000)
+    asked(world, Pause("sync"))
+    world.run_until(12_000)
+    sidecar.wait_for(Method.SETTLE)
+    plan = sidecar.pending(Method.SETTLE).arguments[0][0]
+    client.close()
+    sidecar.answer_by_hand(Method.SETTLE, PlanAnswer(False, plan.settled))
+    assert sidecar.engine.status(world.now).ready
+
+
+def test_s29_what_an_operator_asks_names_the_slots_that_the_store_cannot_compute() -> None:
+    world, sidecar, _ = lone(every(start_deadline_ms=1_000), lasts_ms=100)
+    world.run_until(11_000)
+    asked(world, Pause("sync"))
+    world.run_until(45_000)
+    (view,) = ran(world.store.jobs(["sync"], "", 1)).answers
+
+    def resolve(spec: JobSpec) -> Job:
+        return sidecar.engine.resolve(spec, world.store_at)
+
+    act = resume_of(view, resolve, world.store_at)
+    assert act.passed == (
+        Passed("every 10s", START + 10_000, tuple(START + n * 10_000 for n in (2, 3, 4, 5))),
+    )
+    assert act.until == START + 50_000
+    triggered = trigger_of(view, resolve, "r", b"x", world.store_at)
+    assert (triggered.slots, triggered.until) == ((START + 50_000,), START + 50_000)
+    assert asked(world, act).outcome == "done"
+    assert world.run(40_000).run.reason == "paused"
+
+
+def test_s29_of_a_long_pause_the_newest_slots_are_named_and_that_there_are_older_ones() -> None:
+    sidecar = Sidecar(World())
+    job = sidecar.engine.resolve(every(100), START)
+    passed = passed_slots(job, START, START + 100 * 10_001)
+    assert (len(passed.slots), passed.more) == (10_000, True)
+    assert passed.slots[-1] == START + 100 * 10_001
+    assert not passed_slots(job, START, START + 100 * 10_000).more
 
 
 def test_s21a_a_cancelled_attempt_is_not_retried() -> None:

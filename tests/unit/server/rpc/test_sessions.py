@@ -15,7 +15,15 @@ from anarchon_server.core import limits, messages, model
 from anarchon_server.core.errors import RefusedError
 from anarchon_server.loop import Stream
 from anarchon_server.rpc import sessions as rpc_sessions
-from tests.unit.server.sidecars import Sidecar, error_of, every, subscribe_request, trailer
+from tests.unit.server.sidecars import (
+    Sidecar,
+    error_of,
+    every,
+    start_sidecar,
+    stop_sidecar,
+    subscribe_request,
+    trailer,
+)
 
 
 async def attached(sidecar: Sidecar, request: session_pb2.SubscribeRequest) -> tuple[Any, Any]:
@@ -196,13 +204,15 @@ async def test_a_bad_schedule_alone_is_told_as_such(sidecar: Sidecar) -> None:
     assert trailer(await refusal(sidecar, subscribe_request(cron))) == "INVALID_SCHEDULE"
 
 
-async def test_what_is_not_there_yet_is_refused_not_ignored(sidecar: Sidecar) -> None:
+async def test_what_the_backend_cannot_do_is_refused_not_ignored() -> None:
+    sidecar = await start_sidecar(leases=False)
     queue = every("a")
     queue.overlap = job_pb2.OVERLAP_POLICY_QUEUE
     error = await refusal(sidecar, subscribe_request(queue))
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert trailer(error) == "UNSUPPORTED"
-    assert "overlap=queue is not in this version" in error.details()
+    assert "overlap=queue is not supported by memory:claim; backends that can: " in error.details()
+    await stop_sidecar(sidecar)
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "1.0.0", "", "new"])
