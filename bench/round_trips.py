@@ -96,7 +96,7 @@ class Side:
 
     name: str
     store: Store
-    counter: Counter
+    counters: Sequence[Counter]
     instance: Instance
     numbers: int = 0
 
@@ -139,10 +139,14 @@ class Side:
 
 
 async def costs_of(side: Side, call: Callable[[], Awaitable[None]], items: int) -> Cost:
-    side.counter.reset()
+    for counter in side.counters:
+        counter.reset()
     await call()
-    counter = side.counter
-    return Cost(counter.trips, counter.bytes_sent / items, counter.bytes_received / items)
+    return Cost(
+        sum(counter.trips for counter in side.counters),
+        sum(counter.bytes_sent for counter in side.counters) / items,
+        sum(counter.bytes_received for counter in side.counters) / items,
+    )
 
 
 def mean(costs: Sequence[Cost]) -> Cost:
@@ -227,16 +231,20 @@ async def open_side(name: str, url: str, stack: AsyncExitStack) -> Side:
     address, _, prefix = url.partition("#")
     if "cluster=true" in address:
         raise PastTheProxy("the servers lead their clients past the proxy")
-    found = re.search(r"(127\.0\.0\.1|localhost):(\d+)", address)
-    assert found is not None, f"no server of one host and port in {address}"
-    counter = await stack.enter_async_context(Counter(int(found[2])))
-    through = address.replace(found[0], f"127.0.0.1:{counter.port}", 1)
+    counters = {
+        int(port): await stack.enter_async_context(Counter(int(port)))
+        for port in re.findall(r"127\.0\.0\.1:(\d+)", address)
+    }
+    through = re.sub(
+        r"(?<=127\.0\.0\.1:)\d+", lambda port: str(counters[int(port[0])].port), address
+    )
     through = re.sub(r",(127\.0\.0\.1|localhost):\d+", "", through)  # or it may go past the proxy
     store = open_store(through, OpenOptions(f"{prefix}bench", SystemClock(), op_timeout_ms=20_000))
     stack.push_async_callback(store.close)
     await store.open()
     incarnation = f"{name}{'0' * 32}"[:32]
-    return Side(name, store, counter, Instance(f"bench:{name}", incarnation, lease_ms=30 * SECOND))
+    instance = Instance(f"bench:{name}", incarnation, lease_ms=30 * SECOND)
+    return Side(name, store, list(counters.values()), instance)
 
 
 # ── All of them ─────────────────────────────────────────────────────────────────────────────────
