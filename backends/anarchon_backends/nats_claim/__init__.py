@@ -145,6 +145,11 @@ class NatsClaimStore:
         del plans
         raise UnsupportedError("catch_up", BACKEND, port.LEASE_BACKENDS)
 
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Nothing is paused or triggered here. Raises `UnsupportedError`."""
+        del acts
+        raise UnsupportedError("control", BACKEND, port.LEASE_BACKENDS)
+
     async def complete(
         self, completions: Sequence[port.Completion]
     ) -> port.Reply[port.TokenAnswer]:

@@ -120,7 +120,9 @@ def _looked(sitting: Sitting | None, slot: int) -> model.RunView | None:
 
 
 def _swept(beat: port.Beat, parts: dict[str, _Part]) -> tuple[model.RunView, ...]:
-    """The unfinished runs of the jobs that are swept, those first whose lease is over."""
+    """The runs of the jobs that are swept which are unfinished or wait, those first whose lease is
+    over. Of one that is to be retried a long failure is not shown here.
+    """
     sittings = [parts[job].sitting for job in dict.fromkeys(job for job, _ in beat.sweep)]
     views = [machine.view(run, each.now) for each in sittings if each for run in each.unfinished]
     views.sort(key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job))

@@ -251,7 +251,8 @@ def _control_verdict(case: Case, act: port.Control, known: Known) -> control.Con
             settled = {each: mark for each in in_use if (mark := state.settled(each)) is not None}
             return control.judge_resume(act, now, record, settled, taken, state.caught_up())
         case port.TriggerRun():
-            before = known.before or (act.request_id and state.requested(act.request_id)) or None
+            here = state.requested(act.request_id)
+            before = case.run(here.slot) if here else known.before
             return control.judge_trigger(act, now, record, before, taken, case.unfinished)
         case port.CancelRun():
             return control.judge_cancel(act, now, record, case.run(act.slot))

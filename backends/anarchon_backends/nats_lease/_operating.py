@@ -65,7 +65,10 @@ class Operating:
     async def _known_of_trigger(self, sitting: Sitting, act: port.TriggerRun, call: Call) -> Known:
         """Where a run of the present or the future has moved, also which slots are taken there."""
         state = sitting.state
-        if state.moved < 0 or (act.request_id and state.requested(act.request_id)):
+        here = state.requested(act.request_id)
+        if here is not None:
+            await self._jobs.look_up(sitting, [here.slot], call)
+        if here is not None or state.moved < 0:
             return Known()
         before = None
         if act.request_id:

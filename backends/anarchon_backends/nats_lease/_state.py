@@ -74,6 +74,8 @@ class JobState:
 
     def requested(self, request_id: str) -> model.Run | None:
         """The run that was triggered by this request (S29)."""
+        if not request_id:
+            return None
         return next((run for run in self.runs.values() if run.request_id == request_id), None)
 
     def save(self, saved: machine.Saved) -> None:

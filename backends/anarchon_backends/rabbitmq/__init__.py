@@ -203,6 +203,11 @@ class RabbitmqStore:
         del plans
         raise UnsupportedError("catch_up", self._capabilities.backend, port.LEASE_BACKENDS)
 
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Nothing is paused or triggered here. Raises `UnsupportedError`."""
+        del acts
+        raise UnsupportedError("control", self._capabilities.backend, port.LEASE_BACKENDS)
+
     # Tokens
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:

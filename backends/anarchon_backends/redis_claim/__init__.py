@@ -254,6 +254,11 @@ class RedisClaimStore:
         del plans
         raise UnsupportedError("catch_up", self.capabilities.backend, port.LEASE_BACKENDS)
 
+    async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
+        """Nothing is paused or triggered here. Raises `UnsupportedError`."""
+        del acts
+        raise UnsupportedError("control", self.capabilities.backend, port.LEASE_BACKENDS)
+
     async def complete(
         self, completions: Sequence[port.Completion]
     ) -> port.Reply[port.TokenAnswer]:
