@@ -20,7 +20,8 @@ from anarchon_server.core.jobs import Jobs
 from anarchon_server.core.lanes import Call, Lane, Lanes
 from anarchon_server.core.lease import StoreTime
 from anarchon_server.core.messages import KeepAliveAnswer, StoreFailed
-from anarchon_server.core.model import Attempt, Run
+from anarchon_server.core.missed import plan_of
+from anarchon_server.core.model import Attempt, AttemptCause, Run
 from anarchon_server.core.policy import Job
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.store import (
@@ -227,20 +228,23 @@ def settled_moves_too_far() -> AbstractContextManager[object]:
 
 def planned_too_early() -> AbstractContextManager[object]:
     """S20: a slot is missed as soon as it is due."""
-    show, plan = Jobs._show, Jobs._plan
+    show, plan = Jobs._show, plan_of
     at_once = patch.object(Job, "start_deadline", lambda self, slot, following: 0)
 
     def shown(self: Jobs, state: Any, settled: int) -> None:
         with at_once:
             show(self, state, settled)
 
-    def planned(self: Jobs, state: Any) -> Plan:
+    def planned(job: Job, settled: int, at: int) -> Plan:
         with at_once:
-            return plan(self, state)
+            return plan(job, settled, at)
 
     @contextmanager
     def both() -> Iterator[None]:
-        with patch.object(Jobs, "_show", shown), patch.object(Jobs, "_plan", planned):
+        with (
+            patch.object(Jobs, "_show", shown),
+            patch("anarchon_server.core.jobs.plan_of", planned),
+        ):
             yield
 
     return both()
@@ -368,11 +372,12 @@ def final_runs_taken_over() -> AbstractContextManager[object]:
     claim_of_a_row = machine._claim_of_a_row
 
     def again(
-        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run
+        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run, others: Any
     ) -> machine.ClaimVerdict:
         if run.token == claim.token and run.current and run.state.final:
-            return machine._won(claim, now, job, settled, machine.Saved(replace(run, current=None)))
-        return claim_of_a_row(claim, now, job, settled, run)
+            before = machine.Saved(replace(run, current=None))
+            return machine._won(claim, now, job, settled, before, AttemptCause.CLAIM)
+        return claim_of_a_row(claim, now, job, settled, run, others)
 
     return patch.object(machine, "_claim_of_a_row", again)
 
@@ -382,11 +387,11 @@ def its_own_winner_is_a_stranger() -> AbstractContextManager[object]:
     claim_of_a_row = machine._claim_of_a_row
 
     def stranger(
-        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run
+        claim: Claim, now: machine.Moment, job: Any, settled: int | None, run: Run, others: Any
     ) -> machine.ClaimVerdict:
         if run.token == claim.token:
             return machine._lost(run, now, job, settled)
-        return claim_of_a_row(claim, now, job, settled, run)
+        return claim_of_a_row(claim, now, job, settled, run, others)
 
     return patch.object(machine, "_claim_of_a_row", stranger)
 

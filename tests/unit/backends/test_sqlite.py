@@ -26,6 +26,7 @@ from anarchon_server.core import messages
 from anarchon_server.core.engine import Status
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import Instance, JobSpec, OverlapPolicy
+from anarchon_server.core.policy import Job
 from anarchon_server.core.store import Doubt, OpenOptions, Store
 from anarchon_server.loop import Loop
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
@@ -464,6 +465,9 @@ class Two:
         return Status(True, True, (), Instance("a:1", "aa"), ())
 
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
+        raise NotImplementedError
+
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
 

@@ -731,7 +731,7 @@ async def test_run_on_a_loop_says_what_to_do_instead() -> None:
 
 
 def test_the_client_says_who_it_is() -> None:
-    info = _client._client_info()
+    info = _client._client_info(watched=True)
     assert info.language == "python"
     assert info.version
     assert info.host
@@ -739,3 +739,5 @@ def test_the_client_says_who_it_is() -> None:
     stat = Path("/proc/self/stat").read_text()
     assert str(info.process_start_ticks) == stat.rsplit(")", 1)[1].split()[19]
     assert info.pid_namespace > 0
+    unwatched = _client._client_info(watched=False)
+    assert (unwatched.process_start_ticks, unwatched.pid_namespace) == (0, 0)

@@ -311,7 +311,8 @@ def test_handlers_are_offered_by_name_where_they_say_no_more() -> None:
     def decorated() -> None: ...
 
     own = Job(nothing, Every("1s"), name="own")
-    jobs = collect({"sync": nothing, "other/name": decorated, "own": own})
+    handlers: dict[str, Any] = {"sync": nothing, "other/name": decorated, "own": own}
+    jobs = collect(handlers)
     assert jobs["sync"].spec == job_pb2.JobSpec(name="sync", by_name=True)
     assert jobs["other/name"].spec.every.period.seconds == 10
     assert jobs["other/name"].spec.lease.seconds == 6

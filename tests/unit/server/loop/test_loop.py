@@ -24,6 +24,7 @@ from anarchon_server.core.errors import (
 )
 from anarchon_server.core.messages import Command, Input, Method
 from anarchon_server.core.model import Client, Instance, JobSpec, Outcome
+from anarchon_server.core.policy import Job
 from anarchon_server.core.store import OpenOptions, Reply, Store
 from anarchon_server.loop import Loop
 from anarchon_server.opening import open_store
@@ -58,6 +59,9 @@ class Script:
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
         if wall_at != WALL_AT:
             raise InvalidError("wall_at", wall_at, "the host's clock")
+
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+        raise NotImplementedError
 
     def got(self, kind: type) -> list[Any]:
         return [event for event in self.inputs if isinstance(event, kind)]
