@@ -65,6 +65,7 @@ from tests.servers.proxy import Proxy
 SLOT = T0 + PERIOD
 FREE: dict[str, Any] = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY}
 QUEUE: dict[str, Any] = {"overlap": OverlapPolicy.QUEUE}
+ALLOW = OverlapPolicy.ALLOW
 LONG = Failure("E", "m" * limits.MESSAGE_MAX_BYTES, "t" * limits.TRACE_MAX_BYTES)
 SHORT_WINDOW = definition(window=60 * SECOND)
 STREAM = "an-lease"
@@ -1476,14 +1477,23 @@ async def test_s10_the_leaders_death_under_load_loses_no_run_and_gives_none_twic
 
 
 async def compete(cluster: Cluster, kill: Callable[[], None], slots: int) -> None:
-    """Six instances claim all slots and end what they won, while servers die twice."""
+    """Six instances claim all slots and end what they won, and each asks for the same runs of another
+    job, while servers die twice.
+    """
     places = range(T0 + PERIOD, T0 + (slots + 1) * PERIOD, PERIOD)
     won: list[tuple[int, str]] = []
     failures: Counter[str] = Counter()
     nodes = [await cluster.node(op_timeout_ms=1_000) for _ in range(6)]
     for node in nodes:
-        await node.register()
+        await node.register(definition(), definition("other"))
     cluster.advance_to(places[-1])
+    made: dict[str, set[int]] = {f"r-{n}": set() for n in range(slots // 10)}
+
+    async def ask(node: Node, request_id: str) -> None:
+        payload = request_id.encode() * 100
+        asked = partial(node.trigger, request_id, payload=payload, job="other", overlap=ALLOW)
+        answer = await surely(asked)
+        made[request_id].add(answer.run.run.slot)
 
     async def surely(call: Callable[[], Awaitable[Any]]) -> Any:
         while True:
@@ -1503,6 +1513,7 @@ async def compete(cluster: Cluster, kill: Callable[[], None], slots: int) -> Non
             won.append((slot, claim.token))
             told = await surely(lambda answer=answer: node.complete(answer.run))  # type: ignore[misc]
             assert told.outcome == "recorded"
+            await ask(node, f"r-{len(won) % len(made)}")
 
     working = [asyncio.create_task(work(node)) for node in nodes]
     for share in (0.3, 0.7):
@@ -1510,6 +1521,12 @@ async def compete(cluster: Cluster, kill: Callable[[], None], slots: int) -> Non
         await asyncio.to_thread(kill)
     await asyncio.gather(*working)
     assert failures, "they have noticed"
+    for request_id, where in made.items():
+        if where:
+            (slot,) = where
+            answer = await nodes[0].claim(slot, job="other", **FREE)
+            assert answer.payload == request_id.encode() * 100
+    assert sum(map(bool, made.values())) == len(await nodes[0].history(job="other", limit=500))
     assert sorted(slot for slot, _ in won) == list(places), "each slot has one winner"
     shown = {each.run.slot: each for each in await nodes[0].history(job=JOB, limit=1_000)}
     assert {slot: each.run.token for slot, each in shown.items()} == dict(won)
