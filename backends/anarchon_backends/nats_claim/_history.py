@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 
 from anarchon_backends.nats.jetstream import JetStream
-from anarchon_backends.nats.records import decode, encode, plain, record_of
+from anarchon_backends.nats.records import Unreadable, decode, encode, plain, record_of
 from anarchon_backends.nats_claim._batch import together
 from anarchon_backends.nats_claim._subjects import Subjects
 from anarchon_server.core import claim_only, model
@@ -66,7 +67,18 @@ class History:
     async def decide(
         self, job: str, slot: int, judge: Callable[[model.Run | None], TokenVerdict], until: float
     ) -> port.TokenAnswer:
-        """Has the run judged, and writes what that changes; again if somebody else wrote it."""
+        """Has the run judged, and writes what that changes; again if somebody else wrote it.
+
+        Of what somebody spoilt no token is known.
+        """
+        try:
+            return await self._decided(job, slot, judge, until)
+        except Unreadable:
+            return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
+
+    async def _decided(
+        self, job: str, slot: int, judge: Callable[[model.Run | None], TokenVerdict], until: float
+    ) -> port.TokenAnswer:
         guess = self._written.get((job, slot))
         if guess is not None:
             verdict = judge(guess[0])
@@ -87,8 +99,14 @@ class History:
         return run
 
     async def runs(self, places: Sequence[tuple[int, str]], until: float) -> list[model.Run | None]:
-        """The rows at (slot, job)."""
-        return await together(self.run(job, slot, until) for slot, job in places)
+        """The rows at (slot, job). What somebody spoilt is as if it were not there."""
+
+        async def readable(slot: int, job: str) -> model.Run | None:
+            with suppress(Unreadable):
+                return await self.run(job, slot, until)
+            return None
+
+        return await together(readable(*place) for place in places)
 
     async def places(self, until: float, job: str = "*") -> list[tuple[int, str]]:
         """Where there are rows, as (slot, job) in this order."""

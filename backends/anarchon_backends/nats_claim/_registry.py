@@ -8,12 +8,13 @@ subjects are written by itself alone, until somebody clears them away.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from anarchon_backends.nats.jetstream import Entry, JetStream
-from anarchon_backends.nats.records import decode, encode, plain, record_of
+from anarchon_backends.nats.records import Unreadable, decode, encode, plain, record_of
 from anarchon_backends.nats_claim._batch import together
 from anarchon_backends.nats_claim._history import tries
 from anarchon_backends.nats_claim._subjects import Subjects
@@ -79,10 +80,16 @@ class Registry:
         if revision != self._read_at:
             found = await self._jetstream.subjects(subjects.history, subjects.job(), until)
             names = [subjects.job_of(subject) for subject in found]
-            entries = await together(self._job(name, until) for name in names)
+            entries = await together(self._readable_job(name, until) for name in names)
             self._jobs = {each.record.job: each for each in entries if each.revision}
             self._read_at = revision
         return self._jobs
+
+    async def _readable_job(self, name: str, until: float) -> JobEntry:
+        """The job; what somebody spoilt is as if it were not there, until it is registered."""
+        with suppress(Unreadable):
+            return await self._job(name, until)
+        return JobEntry(machine.JobRecord(name))
 
     async def _job(self, name: str, until: float) -> JobEntry:
         subject = self._subjects.job(name)
@@ -183,10 +190,16 @@ class Registry:
         )
 
     async def member(self, instance_id: str, incarnation: str, until: float) -> Member | None:
-        """An instance, without what it holds. None: the store has not heard of it."""
+        """An instance, without what it holds. None: the store has not heard of it, as Anarchon
+        writes it.
+        """
         subject = self._subjects.seen(instance_id, incarnation)
         entry = await self._jetstream.last(self._subjects.history, subject, until)
-        return decode(f"the instance {instance_id!r}", entry.payload, _member) if entry else None
+        if entry is None:
+            return None
+        with suppress(Unreadable):
+            return decode(f"the instance {instance_id!r}", entry.payload, _member)
+        return None
 
     async def members(
         self, until: float, instance_id: str = "", *, holds: bool = False
@@ -224,7 +237,10 @@ class Registry:
             if entry is None:
                 return None
             what = f"what the instance {instance_id!r} holds"
-            parts, some = decode(what, entry.payload, lambda shown: _part(incarnation, shown))
+            try:
+                parts, some = decode(what, entry.payload, lambda shown: _part(incarnation, shown))
+            except Unreadable:
+                return None
             found += some
             part += 1
         return tuple(found)

@@ -28,7 +28,7 @@ from anarchon_backends.nats_claim._subjects import Subjects
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import EverySchedule, Outcome, RunState
-from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
+from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -1133,6 +1133,41 @@ async def test_s28_a_definition_that_comes_while_others_are_dropped_stays_the_cu
     assert changes == 2
     (view,) = (await newest.store.jobs((), "", 9)).answers
     assert view.spec.schedule == EverySchedule(30 * SECOND)
+
+
+async def test_a_record_that_somebody_spoilt_spoils_no_other(one_node: Node) -> None:
+    """Whatever of it is read in one call with others: results, heartbeats, history, pruning."""
+    cluster = one_node.cluster
+    other = await cluster.node()
+    await other.register(definition("others"))
+    cluster.advance_to(SLOT)
+    spoilt, kept = await one_node.win(SLOT), await one_node.win(SLOT + 1)
+    store = one_node.store
+    assert isinstance(store, NatsClaimStore)
+    subjects = store._subjects
+    mine = other.instance
+    for subject in (
+        subjects.run(JOB, SLOT),
+        subjects.job("others"),
+        subjects.seen(mine.instance_id, mine.incarnation),
+        subjects.holds(mine.instance_id, mine.incarnation, 0),
+    ):
+        await store._jetstream.publish(
+            subject, b"x", stream=subjects.history, expected=None, until=store._connection.until()
+        )
+    store._history._written.clear()  # what a sidecar after this one does not know
+    results = [
+        Completion(JOB, seen.run.slot, seen.run.token, Outcome("it")) for seen in (spoilt, kept)
+    ]
+    answers = (await store.complete(results)).answers
+    assert [answer.outcome for answer in answers] == ["unknown_token", "recorded"]
+    assert (await one_node.beat(sweep=((JOB, "every:10s"),))).known
+    assert [seen.run.slot for seen in await one_node.history()] == [SLOT + 1]
+    assert [view.name for view in (await store.jobs((), "", 9)).answers] == [JOB]
+    assert (await other.claim(SLOT)).outcome == "lost", "the claim itself stands"
+    cluster.advance(30 * DAY)
+    await one_node.register()
+    assert await one_node.prune() == 2
 
 
 def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
