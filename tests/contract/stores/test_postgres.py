@@ -294,10 +294,10 @@ async def test_a_deadlock_with_strangers_is_repeated_by_itself(cluster: Cluster)
     store = node.store
     assert isinstance(store, PostgresStore)
     (connection,) = store._pool._idle
-    await connection.execute("SET deadlock_timeout = '50ms'")
+    await connection.execute("SET deadlock_timeout = '700ms'")
     row = f"SELECT FROM {schema_of(cluster.database.url)}.job WHERE job = $1 FOR UPDATE"
     url = cluster.database.url.partition("?")[0]
-    stranger = await asyncpg.connect(url)
+    stranger, watcher = [await asyncpg.connect(url) for _ in range(2)]
     try:
         await stranger.execute("SET deadlock_timeout = '1min'")
         async with stranger.transaction():
@@ -307,13 +307,14 @@ async def test_a_deadlock_with_strangers_is_repeated_by_itself(cluster: Cluster)
             )
             waits = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             async with asyncio.timeout(SOON_S):
-                while not await run_sql(url, waits):
+                while not await watcher.fetchval(waits):
                     pass
                 await stranger.fetch(row, "a")  # given only when the claims were rolled back
         reply = await claiming
         assert [answer.outcome for answer in reply.answers] == ["won", "won"]
     finally:
         await stranger.close()
+        await watcher.close()
 
 
 def before_it_writes(node: Node, act: Callable[[], Awaitable[Any]]) -> None:

@@ -183,7 +183,7 @@ async def test_a_migration_that_deadlocks_with_others_is_repeated_by_itself(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_connection._SESSION, "deadlock_timeout", "3s")
-    stranger = await asyncpg.connect(url.partition("?")[0])
+    stranger, watcher = [await asyncpg.connect(url.partition("?")[0]) for _ in range(2)]
     schema = schema_of(url)
     try:
         await stranger.execute("SET deadlock_timeout = '1min'")  # the other finds it
@@ -193,13 +193,14 @@ async def test_a_migration_that_deadlocks_with_others_is_repeated_by_itself(
             waits = (
                 f"SELECT FROM pg_locks WHERE NOT granted AND relation = '{schema}.run'::regclass"
             )
-            while not await asked(url, waits):
+            while not await watcher.fetch(waits):
                 pass
             # It is given only when the migration, which has changed `job`, was undone.
             await stranger.execute(f"SELECT FROM {schema}.job LIMIT 1 FOR UPDATE")
         assert brought(await opening)
     finally:
         await stranger.close()
+        await watcher.close()
 
 
 # Sidecars of version 1 beside it
