@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anarchon_server.core.limits import HOUR
-from anarchon_server.core.model import EverySchedule, JobSpec
+from anarchon_server.core.model import CatchUpPolicy, EverySchedule, JobSpec
 from tests.checker.events import HandlerEnded, HandlerStarted, RunSaved
 from tests.simulation.__main__ import explained
 from tests.simulation.host import Host
@@ -29,7 +29,8 @@ def lasting(duration_ms: int, **work: Any) -> Work:
 def job(period_ms: int, work: Work = QUICK, offset_ms: int = 0, **spec: Any) -> SimJob:
     """A job on a grid without jitter, with a lease of 3 s."""
     policies = {"jitter_ms": 0, "lease_ms": LEASE, "heartbeat_ms": HEARTBEAT, **spec}
-    return SimJob(JobSpec("job", EverySchedule(period_ms, offset_ms), **policies), work)
+    usual = {"catch_up": CatchUpPolicy.NONE}
+    return SimJob(JobSpec("job", EverySchedule(period_ms, offset_ms), **(usual | policies)), work)
 
 
 def once(at_ms: int, work: Work, **spec: Any) -> SimJob:
