@@ -286,7 +286,12 @@ def not_told_of_their_timeout(history: History) -> Iterable[Violation]:
         job = history.jobs[start.job]
         if not job.timeout_ms:
             continue
-        instance = history.saved[start.job, start.slot][-1].instance
+        of_its_attempt = [
+            run for run in history.saved[start.job, start.slot] if run.token == handler.start.token
+        ]
+        if not of_its_attempt:
+            continue
+        instance = of_its_attempt[-1].instance
         ends = (handler.told_at, history.stopped_at(handler), history.end_at)
         until = min(end for end in ends if end is not None)
         since = start.at + job.timeout_ms

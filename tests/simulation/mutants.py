@@ -21,7 +21,13 @@ from anarchon_server.core.lanes import Call, Lane, Lanes
 from anarchon_server.core.lease import StoreTime
 from anarchon_server.core.messages import KeepAliveAnswer, StoreFailed
 from anarchon_server.core.missed import plan_of
-from anarchon_server.core.model import Attempt, AttemptCause, Run
+from anarchon_server.core.model import (
+    Attempt,
+    AttemptCause,
+    CatchUpPolicy,
+    OverlapPolicy,
+    Run,
+)
 from anarchon_server.core.policy import Job
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.store import (
@@ -161,7 +167,7 @@ def unknown_taken_for_lost() -> AbstractContextManager[object]:
 
 def overlap_not_looked_at() -> AbstractContextManager[object]:
     """S18: no run is ever in the way."""
-    return patch.object(machine, "_in_the_way", lambda claim, now, others: ((), None))
+    return patch.object(machine, "look_around", lambda others, now, witnessed: machine.Around())
 
 
 def overlap_skips_before_its_time() -> AbstractContextManager[object]:
@@ -204,7 +210,7 @@ def takeover_of_another_attempt() -> AbstractContextManager[object]:
 
 def nobody_takes_over() -> AbstractContextManager[object]:
     """S19: what others run is nobody's business."""
-    return patch.object(Claiming, "_wish_to_take_over", lambda self, view: None)
+    return patch.object(Claiming, "_wish_for_another", lambda self, view, not_before=0: None)
 
 
 def looks_too_rarely() -> AbstractContextManager[object]:
@@ -542,6 +548,11 @@ class Mutant:
 BAD_NETWORK = ("bad_network", "store_away", "cut_off")
 ON_A_NETWORK = (("boot_leases", False),)
 LONG = (("duration_ms", (1_000, 9_000)), ("step_ms", (20, 100)))
+SKIPS = (
+    ("overlap", OverlapPolicy.SKIP),
+    ("catch_up", CatchUpPolicy.NONE),
+    ("retry", None),
+)
 BUSY = (("duration_ms", (500, 3_000)), ("step_ms", (20, 100)))
 
 
@@ -586,11 +597,11 @@ MUTANTS = (
     _mutant(
         unknown_taken_for_lost, "S15", Focus(("bad_network",), spec=(("lease_ms", 9_000),)), first=3
     ),
-    _mutant(overlap_not_looked_at, "F2", Focus(work=LONG)),
+    _mutant(overlap_not_looked_at, "F2", Focus(spec=SKIPS, work=LONG)),
     _mutant(
         overlap_skips_before_its_time,
         "S18",
-        Focus(("store_clock",), ON_A_NETWORK, work=BUSY),
+        Focus(("store_clock",), ON_A_NETWORK, SKIPS, BUSY),
         first=2,
     ),
     _mutant(
@@ -603,7 +614,9 @@ MUTANTS = (
     ),
     _mutant(lease_not_looked_at, "I5 I4 F2 F7", Focus(work=LONG), first=3),
     _mutant(takeover_of_another_attempt, "S19", Focus(("kill_app", "kill_both"), work=LONG)),
-    _mutant(nobody_takes_over, "F11 F12", Focus(("kill_app", "kill_both"), work=LONG)),
+    _mutant(
+        nobody_takes_over, "F11 F12 F14", Focus(("kill_app", "kill_both"), spec=SKIPS, work=LONG)
+    ),
     _mutant(looks_too_rarely, "F11 F12 F14 S15", Focus(("kill_both",), work=LONG)),
     _mutant(settled_never_moves, "F14", Focus(("kill_all",))),
     _mutant(settled_moves_too_far, "F14 F3", Focus(("kill_all", "cut_off", "freeze_app")), first=2),
@@ -619,7 +632,7 @@ MUTANTS = (
     _mutant(
         full_instances_stay_silent,
         "F3 F14",
-        Focus((), (("max_concurrency", 1), ("hosts", 2)), work=BUSY),
+        Focus((), (("max_concurrency", 1), ("hosts", 2)), SKIPS, BUSY),
         first=10,
     ),
     _mutant(
@@ -662,7 +675,7 @@ MUTANTS = (
         place_not_kept,
         "S11",
         _claim_only("bad_network", plan=(("max_concurrency", 1), ("kept_ms", None)), work=BUSY),
-        first=20,
+        first=60,
     ),
     _mutant(
         given_back_but_once,
@@ -682,7 +695,7 @@ MUTANTS = (
             spec=(("start_deadline_ms", 20_000),),
             work=(("duration_ms", (10, 100)),),
         ),
-        first=29,
+        first=80,
     ),
     _mutant(result_dropped, "S17", _claim_only("bad_network", "store_away")),
     _mutant(release_not_sent, "F14", _claim_only("kill_app")),
