@@ -86,7 +86,8 @@ def test_as_json_it_is_one_object(store: str, url: str, capsys: pytest.CaptureFi
     assert (found["serves"], found["namespace"], found["strict"]) == (True, store, False)
     assert re.match(r"sqlite|postgres|redis:|nats:|rabbitmq", found["backend"])
     assert found["can"]["leases"] is (store in BACKENDS)
-    assert found["can"]["overlap"] == (["allow", "skip"] if store in BACKENDS else ["allow"])
+    overlaps = ["allow", "cancel", "queue", "skip"] if store in BACKENDS else ["allow"]
+    assert found["can"]["overlap"] == overlaps
     assert 0 < found["round_trip_ms"] < 2_000
     assert abs(found["clock_offset_ms"]) < 500
     assert {each["kind"] for each in found["findings"]} <= set(Kind)
