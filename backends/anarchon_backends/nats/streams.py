@@ -5,6 +5,7 @@ Imports the address, JetStream, the monitoring, the time, the port, the errors a
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from anarchon_backends.nats.connection import AccessDenied, Connection, NobodyTh
 from anarchon_backends.nats.jetstream import NO_STREAM, JetStream, JetStreamError
 from anarchon_backends.nats.monitoring import check_disk
 from anarchon_backends.nats.time import microseconds
-from anarchon_server.core.errors import StoreRefused, StoreUnavailable
+from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.store import Doubt
 
 SCHEMA = "anarchon-schema"
@@ -24,6 +25,9 @@ _ENOUGH_REPLICAS = 3
 _PAYLOAD_LEAST = 256 * 1024
 _ROOM_LEAST = 64 * 1024
 _SILENT_US = 4_000_000
+_MAKING_TIMES = 2
+_MAKING_SHARE = 0.5
+_MAKING_PAUSE_S = 0.1
 _NAME_IN_USE = 10_058
 _SUBJECTS_OVERLAP = 10_065
 _NOT_ENABLED = (10_039, 10_076)
@@ -174,8 +178,29 @@ async def _check_account(connection: Connection, jetstream: JetStream, found: Fi
 
 
 async def _made(jetstream: JetStream, address: Address, plan: StreamPlan) -> dict[str, Any]:
-    """The stream as it is, made if it was not there. Twenty may do so at once."""
-    until = jetstream.connection.until()
+    """The stream as it is, made if it was not there. Twenty may do so at once.
+
+    A cluster that is asked twice to make a stream answers only one of them, and does not answer for
+    a stream that has no leader yet: both are asked for again.
+    """
+    connection = jetstream.connection
+    ends = connection.until(_MAKING_TIMES)
+    while True:
+        until = min(ends, connection.until(_MAKING_SHARE))
+        try:
+            seen = await _made_once(jetstream, address, plan, until)
+            if "cluster" in seen and not seen["cluster"].get("leader"):
+                raise StoreUnavailable(f"{address.location}: the stream {plan.name} has no leader")
+            return seen
+        except (StoreUnavailable, OutcomeUnknown):
+            if asyncio.get_running_loop().time() + _MAKING_PAUSE_S >= ends:
+                raise
+            await asyncio.sleep(_MAKING_PAUSE_S)
+
+
+async def _made_once(
+    jetstream: JetStream, address: Address, plan: StreamPlan, until: float
+) -> dict[str, Any]:
     try:
         return await jetstream.info(plan.name, until)
     except JetStreamError as error:
@@ -208,9 +233,6 @@ def _check_stream(
     _check_schema(config, plan, address)
     _check_settings(config, plan, address)
     replicas = int(config.get("num_replicas", 1))
-    cluster = seen.get("cluster") or {}
-    if replicas > 1 and not cluster.get("leader"):
-        raise StoreUnavailable(f"{address.location}: the stream {plan.name} has no leader")
     found.verified.append(
         f"the stream {plan.name} is kept in files on {replicas} "
         f"{'server' if replicas == 1 else 'servers'}, and read from its leader"

@@ -727,6 +727,12 @@ async def test_twenty_may_open_a_new_store_at_once(start: Callable[..., nats.Ser
     assert len(set(reports)) == 1
 
 
+async def test_ten_may_open_a_new_store_of_a_cluster_at_once(three: nats.Cluster) -> None:
+    """A cluster answers one of those who ask it to make a stream, and nobody before it has a leader."""
+    reports = await asyncio.gather(*(report_of(three.url) for _ in range(10)))
+    assert all("on 3 servers" in verified for verified, _ in reports)
+
+
 # --- Who is let in: credentials, permissions, TLS ------------------------------------------------
 
 
