@@ -26,6 +26,8 @@ NEED_LEASES = ("pause_job", "trigger_run", "cancel_run")
 
 STARTED_BY = 4_000
 """By when a cluster is expected to be up, before the first fault."""
+SHORTEST_GAP = 1_500
+"""Of the schedules that jobs have after a deploy; a jitter is shorter."""
 WITHOUT_LEASES = 0.2
 """The share of all seeds whose store keeps no leases."""
 WITHOUT_A_CLOCK = 0.4
@@ -216,7 +218,7 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
     schedule: EverySchedule | CronSchedule = EverySchedule(period, rng.choice((0, 0, period // 3)))
     if rng.random() < 0.1:
         period, schedule = 5_000, CronSchedule("*/5 * * * * *")
-    jitter = rng.choice((None, 0, rng.randint(1, min(period - 1, 1_500))))
+    jitter = rng.choice((None, 0, min(rng.randint(1, min(period - 1, 1_500)), SHORTEST_GAP - 1)))
     longest_jitter = min(2_000, period // 4) if jitter is None else jitter
     deadline = rng.choice((None, longest_jitter + 1_000 + rng.randint(0, 2_000)))
     work = Work(
@@ -230,7 +232,7 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
     catch_ups = [None, CatchUpPolicy.NONE, CatchUpPolicy.LATEST, CatchUpPolicy.ALL]
     if overlap is OverlapPolicy.CANCEL:
         catch_ups.pop()
-    later = EverySchedule(rng.choice((1_500, 2_500, 4_000))) if rng.random() < 0.7 else None
+    later = EverySchedule(rng.choice((SHORTEST_GAP, 2_500, 4_000))) if rng.random() < 0.7 else None
     spec = JobSpec(
         name,
         schedule,

@@ -129,6 +129,7 @@ class Storage:
     calls: Counter[Method] = field(default_factory=Counter)
     _database: MemoryDatabase = field(default_factory=lambda: MemoryDatabase("simulated"))
     _winners: dict[tuple[str, int], tuple[Run, int]] = field(default_factory=dict)
+    _leased_until: dict[str, int] = field(default_factory=dict)
     _method: str = ""
     _asked: dict[tuple[str, int], list[_Asked]] = field(default_factory=dict)
 
@@ -189,6 +190,20 @@ class Storage:
         by = next((a for a in asked if a.token == token), asked[-1] if asked else _Asked("", ""))
         lease_at = self.clock.boot_ms() if self.boot_leases else self.clock.wall_ms()
         left = run.lease.until - lease_at if run.lease else None
+        until = None if left is None else self.timeline.now + left
+        if (
+            until is not None
+            and before is not None
+            and (run.token, run.lease)
+            == (
+                before.token,
+                before.lease,
+            )
+        ):
+            # Nobody set it: where the clock has been set ahead since, its holder is believed no shorter.
+            until = max(until, self._leased_until[run.token])
+        if until is not None:
+            self._leased_until[run.token] = until
         current = run.current
         self.record(
             RunSaved(
@@ -207,7 +222,7 @@ class Storage:
                 cancel=run.cancel or "",
                 retry_at=self._true_time(run.retry_at),
                 failed=run.failed,
-                lease_until=None if left is None else self.timeline.now + left,
+                lease_until=until,
                 blocking_slot=run.blocking_slot,
                 covered=run.slots_covered,
                 by=self._method,
