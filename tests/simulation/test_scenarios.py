@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from anarchon_server.core.limits import DAY, HOUR
 from anarchon_server.core.messages import Method
-from anarchon_server.core.model import EverySchedule, OverlapPolicy
+from anarchon_server.core.model import CatchUpPolicy, EverySchedule, OverlapPolicy, RetrySpec
 from tests.checker.events import HandlerTold, RunSaved
 from tests.simulation.host import Host
+from tests.simulation.plan import SimJob, Work
 from tests.simulation.storage import Weather
 from tests.simulation.story import (
     LEASE,
@@ -376,6 +378,129 @@ def test_s20_an_instance_whose_clock_is_fast_plans_nothing_that_is_still_in_time
     story.hosts[1].clock.set_wall(0)
     story.play()
     assert set(story.ends().values()) == {"success"}
+
+
+# ── S18, S20: queue, cancel, all ────────────────────────────────────────────────────────────────
+
+
+def queueing(period_ms: int, work: Work = QUICK, **spec: Any) -> SimJob:
+    """A job whose slots wait for the run in their way."""
+    return job(period_ms, work, overlap=OverlapPolicy.QUEUE, **spec)
+
+
+def superseding(period_ms: int, work: Work = QUICK, **spec: Any) -> SimJob:
+    """A job whose slots ask the run in their way to stop."""
+    return job(period_ms, work, overlap=OverlapPolicy.CANCEL, **spec)
+
+
+def all_down(story: Story, since: int, until: int) -> None:
+    """No process of any host is there in between."""
+    story.at(since, lambda: everywhere(story, kill_for_good))
+    story.at(until, lambda: everywhere(story, Host.start))
+
+
+def waiting(story: Story) -> dict[int, int]:
+    """How many runs of the job waited after each moment in which the store wrote some."""
+    due: set[int] = set()
+    after: dict[int, int] = {}
+    for event in story.world.events:
+        if isinstance(event, RunSaved):
+            (due.add if event.state == "due" else due.discard)(event.slot)
+            after[event.at] = len(due)
+    return after
+
+
+def test_s2_a_queued_slot_runs_however_long_it_had_to_wait() -> None:
+    story = Story(queueing(5_000, lasting(9_000), start_deadline_ms=1_000), end_at=60_000)
+    story.play()
+    (start,) = story.starts(10_000)
+    assert start.at >= 14_000
+    assert story.end_of(10_000) == ("success", "", 1)
+
+
+def test_s20_what_an_outage_left_runs_oldest_first_and_no_fresh_slot_replaces_it() -> None:
+    slow = queueing(3_000, lasting(1_000), catch_up=CatchUpPolicy.ALL, start_deadline_ms=1_000)
+    story = Story(slow, end_at=90_000)
+    all_down(story, 8_000, 40_500)
+    story.play()
+    starts = [start.slot - EPOCH_MS for start in last_starts(story)]
+    assert starts == sorted(starts), "no fresh slot before one that waits"
+    assert set(range(9_000, 39_000, 3_000)) <= set(starts)
+
+
+def test_s20_of_a_full_fleet_no_more_wait_than_the_limit() -> None:
+    slow = queueing(1_000, lasting(4_500), catch_up=CatchUpPolicy.ALL, catch_up_limit=4)
+    story = Story(slow, max_concurrency=1, end_at=90_000)
+    for outage in range(5_000, 80_000, 15_000):
+        all_down(story, outage, outage + 6_000)
+    story.play()
+    assert max(waiting(story).values()) == 5, "four caught up and one queued"
+
+
+def test_s18_a_triggered_run_that_waits_is_not_replaced_by_a_slot_nor_by_a_pause() -> None:
+    story = Story(queueing(5_000, lasting(12_000)), end_at=60_000)
+    story.at(6_000, lambda: story.world.trigger("job", "by hand"))
+    story.at(16_000, lambda: story.world.pause("job"))
+    story.at(40_000, lambda: story.world.resume("job"))
+    story.play()
+    ends = last_states(story)
+    (triggered,) = (slot for slot in ends if slot % 5_000)
+    assert ends[triggered].state == "success"
+    assert ends[10_000].reason == "overlap"
+    assert ends[15_000].reason == "paused"
+
+
+def test_s21a_a_handler_that_ignores_one_slots_cancel_after_the_other_has_one_grace() -> None:
+    stubborn = lasting(20_000, ignores=1.0)
+    story = Story(superseding(3_000, stubborn, cancel_grace_ms=5_000), hosts=3, end_at=60_000)
+    story.play()
+    assert story.end_of(3_000)[:2] == ("failed", "superseded")
+    assert story.saved(3_000)[-1].at <= 6_000 + 5_000 + LEASE + 3_000
+
+
+def test_s21a_a_superseded_run_whose_runner_dies_is_not_started_to_be_cancelled() -> None:
+    stubborn = lasting(20_000, ignores=1.0)
+    story = Story(superseding(5_000, stubborn, cancel_grace_ms=5_000), hosts=3, end_at=40_000)
+    story.at(11_000, lambda: kill_for_good(story.holder(5_000)))
+    story.play()
+    assert len(story.starts(5_000)) == 1
+    assert story.end_of(5_000) == ("failed", "superseded", 1)
+
+
+def test_s18_a_slot_whose_way_a_retry_blocks_supersedes_it_and_runs_at_once() -> None:
+    failing = superseding(5_000, lasting(100, fails=1.0), retry=RetrySpec(1, delay_ms=60_000))
+    story = Story(failing)
+    story.play()
+    for slot in range(10_000, 26_000, 5_000):
+        assert story.end_of(slot - 5_000)[:2] == ("failed", "superseded")
+        assert story.starts(slot)[0].at <= slot + 100
+
+
+# ── S29 ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_s29_slots_of_a_pause_are_neither_missed_nor_run_and_those_before_it_are_planned() -> None:
+    story = Story(job(2_000, start_deadline_ms=1_500, catch_up=CatchUpPolicy.ALL), end_at=60_000)
+    all_down(story, 8_500, 30_000)
+    story.at(17_000, lambda: story.world.pause("job"))
+    story.at(45_000, lambda: story.world.resume("job"))
+    story.play()
+    ends = last_states(story)
+    assert [slot for slot, run in ends.items() if run.reason == "missed"] == []
+    assert [slot for slot, run in ends.items() if run.reason == "paused"] == [44_000]
+    assert ends[44_000].covered == 15, "16 could still have been claimed when the pause began"
+    caught_up = {10_000, 12_000, 14_000}
+    assert {ends[slot].state for slot in caught_up} == {"success"}
+    assert min(story.starts(slot)[0].at for slot in caught_up) >= 45_000
+
+
+def test_s29_a_slot_that_was_counted_as_paused_is_not_run_after_the_resumption() -> None:
+    story = Story(job(10_000, start_deadline_ms=9_000), hosts=3)
+    story.at(17_000, lambda: story.world.pause("job"))
+    story.at(21_000, lambda: story.world.resume("job"))
+    story.play()
+    assert {state.state for state in story.saved(20_000)} == {"skipped"}
+    assert story.end_of(20_000)[:2] == ("skipped", "paused")
 
 
 # ── S21 to S27a ─────────────────────────────────────────────────────────────────────────────────
