@@ -54,7 +54,6 @@ from anarchon_server.core.store import (
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
-    LEASE,
     PERIOD,
     SECOND,
     T0,
