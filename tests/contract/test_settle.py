@@ -151,6 +151,27 @@ async def test_i6_a_slot_lost_while_all_were_down_is_counted_after_pruning(
     assert (answer.done, answer.missed) == (True, 299)
 
 
+async def test_s02_what_was_pruned_is_not_planned_by_who_was_away_meanwhile(
+    cluster: Cluster,
+) -> None:
+    """Its schedule was in nobody's use when the floor was raised above what it has settled."""
+    away, other = await cluster.node(), await cluster.node()
+    await away.register(definition(window=SECOND))
+    fives = definition(period=5 * SECOND, window=SECOND)
+    await other.register(fives)
+    slot = T0 + 6 * PERIOD
+    cluster.advance_to(slot)
+    await other.register(fives)
+    won = await other.win(slot, schedule_id="every:5s", previous_slot=None)
+    await other.complete(won)
+    cluster.advance(2 * PERIOD)
+    await other.register(fives)
+    assert await other.prune(history_ms=0, history_max=0) == 1
+    answer = await away.plan(grid(10, 70))
+    assert (answer.missed, answer.due, answer.settled) == (0, 0, slot)
+    assert await other.history() == []
+
+
 async def test_s20_a_plan_at_the_store_of_an_overlapping_claim(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

@@ -266,6 +266,25 @@ async def test_s19_without_a_second_witness_no_lease_counts_as_over(
 
 
 @only_wall_leases
+async def test_s21a_a_cancel_does_not_believe_the_clock_that_a_lease_is_over(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """Nobody vouches for it: a claim with both witnesses finds the end (S19)."""
+    first, second = two
+    seen = await won_by(first)
+    cluster.advance(LEASE)
+    asked = await second.cancel(SLOT)
+    assert asked.run is not None
+    run = asked.run.run
+    assert (run.state, run.cancel) == (RunState.INTERRUPTED, CancelReason.REQUESTED)
+    assert run.lease is not None, "which is how it shows, and not how it ended"
+    assert (await second.take_over(seen, vouched=False)).outcome is ClaimOutcome.LOST
+    assert (await first.seen(SLOT)).run.ended_at is None
+    assert (await second.take_over(seen)).outcome is ClaimOutcome.LOST
+    assert await first.ended(SLOT) == (RunState.FAILED, Reason.CANCELLED)
+
+
+@only_wall_leases
 @pytest.mark.parametrize("step", [3_600 * SECOND, -3_600 * SECOND])
 async def test_s19_a_takeover_under_a_clock_that_has_stepped_is_refused(
     cluster: Cluster, two: tuple[Node, Node], step: int

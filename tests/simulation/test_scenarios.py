@@ -7,14 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from anarchon_server.core.limits import DAY, HOUR
 from anarchon_server.core.messages import Method
-from anarchon_server.core.model import EverySchedule, OverlapPolicy
+from anarchon_server.core.model import CatchUpPolicy, EverySchedule, OverlapPolicy, RetrySpec
 from tests.checker.events import HandlerTold, RunSaved
 from tests.simulation.host import Host
+from tests.simulation.plan import SimJob, Work
 from tests.simulation.storage import Weather
 from tests.simulation.story import (
     LEASE,
@@ -84,6 +86,18 @@ def test_s1_a_run_whose_slot_lies_ahead_since_the_clock_was_set_back_goes_on_at_
     assert first.at <= 20_100
     assert second.at <= 22_000 + LEASE + 1_000
     assert story.end_of(slot) == ("success", "", 2)
+
+
+def test_s1_a_retry_whose_time_lies_ahead_since_the_clock_was_set_back_is_made_soon() -> None:
+    failing = once(5_000, lasting(2_000, fails=1.0), retry=RetrySpec(1, delay_ms=2_000))
+    story = Story(failing, boot_leases=False)
+    story.at(6_000, lambda: story.world.set_store_clock(HOUR))
+    story.at(8_000, lambda: story.world.set_store_clock(-HOUR))
+    story.play()
+    failed = next(run for run in story.saved(5_000) if run.state == "retrying")
+    assert failed.store_at > EPOCH_MS + HOUR, "while the clock was ahead"
+    assert story.starts(5_000)[1].at <= 8_000 + LEASE + 2_000
+    assert story.end_of(5_000) == ("failed", "", 2)
 
 
 def test_s2_a_claim_whose_reply_was_lost_is_won_by_its_token_after_the_deadline() -> None:
@@ -376,6 +390,134 @@ def test_s20_an_instance_whose_clock_is_fast_plans_nothing_that_is_still_in_time
     story.hosts[1].clock.set_wall(0)
     story.play()
     assert set(story.ends().values()) == {"success"}
+
+
+# ── S18, S20: queue, cancel, all ────────────────────────────────────────────────────────────────
+
+
+def queueing(period_ms: int, work: Work = QUICK, **spec: Any) -> SimJob:
+    """A job whose slots wait for the run in their way."""
+    return job(period_ms, work, overlap=OverlapPolicy.QUEUE, **spec)
+
+
+def superseding(period_ms: int, work: Work = QUICK, **spec: Any) -> SimJob:
+    """A job whose slots ask the run in their way to stop."""
+    return job(period_ms, work, overlap=OverlapPolicy.CANCEL, **spec)
+
+
+def all_down(story: Story, since: int, until: int) -> None:
+    """No process of any host is there in between."""
+    story.at(since, lambda: everywhere(story, kill_for_good))
+    story.at(until, lambda: everywhere(story, Host.start))
+
+
+def waiting(story: Story) -> dict[int, int]:
+    """How many runs of the job waited after each moment in which the store wrote some."""
+    due: set[int] = set()
+    after: dict[int, int] = {}
+    for event in story.world.events:
+        if isinstance(event, RunSaved):
+            (due.add if event.state == "due" else due.discard)(event.slot)
+            after[event.at] = len(due)
+    return after
+
+
+def test_s2_a_queued_slot_runs_however_long_it_had_to_wait() -> None:
+    story = Story(queueing(5_000, lasting(9_000), start_deadline_ms=1_000), end_at=60_000)
+    story.play()
+    (start,) = story.starts(10_000)
+    assert start.at >= 14_000
+    assert story.end_of(10_000) == ("success", "", 1)
+
+
+def test_s20_what_an_outage_left_runs_oldest_first_and_no_fresh_slot_replaces_it() -> None:
+    slow = queueing(2_000, lasting(900), catch_up=CatchUpPolicy.ALL, start_deadline_ms=1_000)
+    story = Story(slow, end_at=110_000, hop_ms=300)
+    all_down(story, 9_500, 59_500)
+    story.play()
+    starts = [start.slot - EPOCH_MS for start in last_starts(story)]
+    assert starts == sorted(starts), "no fresh slot before one that waits"
+    assert set(range(10_000, 60_000, 2_000)) <= set(starts)
+
+
+def test_s20_of_a_full_fleet_no_more_wait_than_the_limit() -> None:
+    slow = queueing(1_000, lasting(4_500), catch_up=CatchUpPolicy.ALL, catch_up_limit=4)
+    story = Story(slow, max_concurrency=1, end_at=90_000)
+    for outage in range(5_000, 80_000, 15_000):
+        all_down(story, outage, outage + 6_000)
+    story.play()
+    assert max(waiting(story).values()) == 5, "four caught up and one queued"
+
+
+def test_s18_a_triggered_run_that_waits_is_not_replaced_by_a_slot_nor_by_a_pause() -> None:
+    story = Story(queueing(5_000, lasting(12_000)), end_at=60_000)
+    story.at(6_000, lambda: story.world.trigger("job", "by hand"))
+    story.at(16_000, lambda: story.world.pause("job"))
+    story.at(40_000, lambda: story.world.resume("job"))
+    story.play()
+    ends = last_states(story)
+    (triggered,) = (slot for slot in ends if slot % 5_000)
+    assert ends[triggered].state == "success"
+    assert ends[10_000].reason == "overlap"
+    assert ends[15_000].reason == "paused"
+
+
+def test_s21a_a_handler_that_ignores_one_slots_cancel_after_the_other_has_one_grace() -> None:
+    stubborn = lasting(20_000, ignores=1.0)
+    story = Story(superseding(3_000, stubborn, cancel_grace_ms=5_000), hosts=3, end_at=60_000)
+    story.play()
+    assert story.end_of(3_000)[:2] == ("failed", "superseded")
+    assert story.saved(3_000)[-1].at <= 6_000 + 5_000 + LEASE + 3_000
+
+
+def test_s21a_a_superseded_run_whose_runner_dies_is_not_started_to_be_cancelled() -> None:
+    stubborn = lasting(20_000, ignores=1.0)
+    story = Story(superseding(5_000, stubborn, cancel_grace_ms=5_000), hosts=3, end_at=40_000)
+    story.at(11_000, lambda: kill_for_good(story.holder(5_000)))
+    story.play()
+    assert len(story.starts(5_000)) == 1
+    assert story.end_of(5_000) == ("failed", "superseded", 1)
+
+
+def test_s18_a_slot_whose_way_a_retry_blocks_supersedes_it_and_runs_at_once() -> None:
+    failing = superseding(5_000, lasting(100, fails=1.0), retry=RetrySpec(1, delay_ms=60_000))
+    story = Story(failing)
+    story.play()
+    for slot in range(10_000, 26_000, 5_000):
+        assert story.end_of(slot - 5_000)[:2] == ("failed", "superseded")
+        assert story.saved(slot)[0].state == "claimed", "nothing is left for it to wait for"
+
+
+# ── S29 ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_s29_slots_of_a_pause_are_neither_missed_nor_run_and_those_before_it_are_planned() -> None:
+    story = Story(job(2_000, start_deadline_ms=1_500, catch_up=CatchUpPolicy.ALL), end_at=60_000)
+    all_down(story, 8_500, 30_000)
+    story.at(17_000, lambda: story.world.pause("job"))
+    story.at(45_000, lambda: story.world.resume("job"))
+    story.play()
+    ends = last_states(story)
+    assert [slot for slot, run in ends.items() if run.reason == "missed"] == []
+    assert [slot for slot, run in ends.items() if run.reason == "paused"] == [44_000]
+    assert ends[44_000].covered == 15, "16 could still have been claimed when the pause began"
+    caught_up = {10_000, 12_000, 14_000}
+    assert {ends[slot].state for slot in caught_up} == {"success"}
+    assert min(story.starts(slot)[0].at for slot in caught_up) >= 45_000
+
+
+def test_s29_slots_that_were_counted_as_paused_are_not_run_after_the_resumption() -> None:
+    story = Story(job(2_000, start_deadline_ms=9_000), hosts=3)
+    away = Weather(refused=True)
+    story.at(15_500, lambda: everywhere(story, lambda h: set_weather(h, away, 6_500)))
+    story.at(15_700, lambda: story.world.pause("job"))
+    story.at(21_000, lambda: story.world.resume("job"))
+    story.at(22_000, lambda: everywhere(story, lambda h: set_weather(h, Weather())))
+    story.play()
+    assert story.end_of(20_000)[:2] == ("skipped", "paused")
+    assert story.saved(20_000)[-1].covered == 3
+    assert not any(story.starts(slot) for slot in (16_000, 18_000, 20_000))
+    assert story.end_of(22_000) == ("success", "", 1)
 
 
 # ── S21 to S27a ─────────────────────────────────────────────────────────────────────────────────

@@ -54,7 +54,6 @@ from anarchon_server.core.store import (
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
-    LEASE,
     PERIOD,
     SECOND,
     T0,
@@ -1367,42 +1366,6 @@ async def test_s29_what_an_operator_says_is_kept_as_it_is(kind: str, text: str) 
         assert view.pause_reason == text
         await node.complete(running)
         assert (await node.claim(made.run.slot, **QUEUE)).payload == payload
-
-
-async def test_s21a_a_cancel_does_not_believe_the_clock_that_a_lease_is_over(kind: str) -> None:
-    """Nobody vouches for it: a claim with both witnesses finds the end (S19)."""
-    async with cluster_on(redis.fresh_url(kind)) as cluster:
-        node = await one_node(cluster)
-        running = await node.win(SLOT)
-        cluster.advance(LEASE)
-        asked = await node.control(CancelRun("job", SLOT))
-        assert asked.run is not None
-        assert (asked.run.run.state, asked.run.run.cancel) == ("interrupted", "requested")
-        assert asked.run.run.lease is not None, "which is how it shows, and not how it ended"
-        assert (await node.take_over(running, vouched=False)).outcome == "lost"
-        assert (await node.seen(SLOT)).run.ended_at is None
-        assert (await node.take_over(running)).outcome == "lost"
-        assert await node.ended(SLOT) == (RunState.FAILED, Reason.CANCELLED)
-
-
-async def test_s02_what_was_pruned_is_not_planned_by_who_was_away_meanwhile(kind: str) -> None:
-    """Its schedule was in nobody's use when the floor was raised above what it has settled."""
-    async with cluster_on(redis.fresh_url(kind)) as cluster:
-        away, other = await cluster.node(), await cluster.node()
-        await away.register(definition(window=SECOND))
-        fives = definition(period=5 * SECOND, window=SECOND)
-        await other.register(fives)
-        cluster.advance_to(T0 + 6 * PERIOD)
-        await other.register(fives)
-        slot = T0 + 6 * PERIOD
-        won = await other.win(slot, schedule_id="every:5s", previous_slot=None)
-        await other.complete(won)
-        cluster.advance(2 * PERIOD)
-        await other.register(fives)
-        assert await other.prune(history_ms=0, history_max=0) == 1
-        answer = await away.plan([T0 + n * PERIOD for n in range(1, 8)], **ALL)
-        assert (answer.missed, answer.due, answer.settled) == (0, 0, slot)
-        assert await other.history() == []
 
 
 async def rows_of(node: Node, name: str) -> list[bytes]:

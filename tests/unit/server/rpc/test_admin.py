@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -397,6 +398,26 @@ async def test_what_the_backend_cannot_do_is_refused_by_name(method: str, reques
     feature = method.removesuffix("Job").removesuffix("Run").lower()
     assert f"{feature} is not supported by memory:claim; backends that can: " in error.details()
     await stop_sidecar(sidecar)
+
+
+async def test_s1_where_the_clock_is_too_far_off_jobs_are_neither_resumed_nor_triggered(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a store's clock a year ahead would settle is never claimed. Pauses go on."""
+    await subscribe(sidecar, every("a"))
+    wrong = replace(sidecar.loop.status(), clock_usable=False, reasons=("a year ahead",))
+    monkeypatch.setattr(sidecar.loop, "status", lambda: wrong)
+    await sidecar.admin.PauseJob(admin_pb2.PauseJobRequest(job="a"))
+    for call in (
+        sidecar.admin.ResumeJob(admin_pb2.ResumeJobRequest(job="a")),
+        sidecar.admin.TriggerRun(admin_pb2.TriggerRunRequest(job="a")),
+    ):
+        error = await error_of(call)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert "a year ahead" in error.details()
+    (view,) = (await sidecar.store.jobs(("a",), "", 1)).answers
+    assert view.paused_at is not None
+    assert not (await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())).runs
 
 
 async def test_watching_runs_is_not_there_yet(sidecar: Sidecar) -> None:
