@@ -122,6 +122,11 @@ class History:
         boot = next((at for at in self.boots if at >= run.at), FOREVER)
         return min(run.lease_until, boot)
 
+    def comes_at(self, slot: int) -> int:
+        """The true time of a slot, by the store's clock as it is in the end."""
+        shown = [event for event in self.events if isinstance(event, RunSaved)][-1]
+        return slot - (shown.store_at - shown.at)
+
     def goes_first(self, key: Key, start: int, end: int) -> bool:
         """Whether another run of the job was unfinished at any time from `start` to `end`, where runs
         may not overlap (S18).

@@ -275,7 +275,8 @@ def _left_waiting(history: History) -> Iterable[Violation]:
         if last.state != "due":
             continue
         job = history.jobs[key[0]]
-        since = max(last.at, history.free_since(key))
+        # A slot that fell due by a clock which was ahead comes again.
+        since = max(last.at, history.free_since(key), history.comes_at(last.slot))
         if since + job.waiting_ms > history.end_at:
             continue
         able = history.able.throughout(key[0], since, since + job.waiting_ms)

@@ -200,8 +200,8 @@ class Storage:
                 before.lease,
             )
         ):
-            # Nobody set it: where the clock has been set ahead since, its holder is believed no shorter.
-            until = max(until, self._leased_until[run.token])
+            # Nobody set it: it is what it was, wherever the clock has been set to since.
+            until = self._leased_until[run.token]
         if until is not None:
             self._leased_until[run.token] = until
         current = run.current
