@@ -151,7 +151,8 @@ def stop_both(world: World, host: Host, rng: random.Random) -> None:
     """As an orchestrator stops a pod: the application, then its sidecar."""
     host.stop_app(rng.choice((0, 500, 3_000)), _back_after(rng))
     back_after = _back_after(rng)
-    world.timeline.after(rng.randint(0, 4_000), lambda: host.stop_sidecar(back_after))
+    stops_at = min(world.timeline.now + rng.randint(0, 4_000), world.plan.calm_at - 1)
+    world.timeline.at(stops_at, lambda: host.stop_sidecar(back_after))
 
 
 def deploy(world: World, host: Host, rng: random.Random) -> None:
@@ -278,7 +279,7 @@ def _calm(world: World) -> None:
     world.note("calm")
     clock = world.storage.clock
     for host in world.hosts:
-        host.start()
+        host.recover()
         off = host.clock.wrong_by_ms - clock.wrong_by_ms
         if abs(off) > 5_000:
             host.clock.set_wall(clock.wrong_by_ms)

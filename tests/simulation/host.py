@@ -61,6 +61,14 @@ class Host:
         self.start_sidecar()
         self.start_app()
 
+    def recover(self) -> None:
+        """Starts what is not there, and from now on at once what still is about to stop."""
+        self.start()
+        if self._restart_sidecar_after is not None:
+            self._restart_sidecar_after = 0
+        if self._restart_app_after is not None:
+            self._restart_app_after = 0
+
     def kill_sidecar(self, back_after_ms: int | None) -> None:
         """SIGKILL of the sidecar; None: it does not come back by itself."""
         if self.sidecar is not None:
