@@ -189,7 +189,7 @@ def _url(name: str, folder: Path) -> str:
 
 
 def table_of(args: argparse.Namespace) -> tuple[str, bool]:
-    """The table, and whether nothing was lost, nothing doubled and everything measured."""
+    """The table, and whether nothing was lost or doubled on what was measured."""
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     is_well = True
     with tempfile.TemporaryDirectory(dir=_in_memory()) as folder:
