@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,20 @@ def working(release: Path) -> Any:
     return working
 
 
+def lasting(seconds: float) -> Any:
+    async def lasting(ctx: Context) -> None:
+        """Takes so long, and stops as soon as it is asked to."""
+        emit("start", **_facts(ctx))
+        try:
+            await ctx.sleep(timedelta(seconds=seconds))
+        except BaseException as error:
+            emit("end", **_facts(ctx), outcome=type(error).__name__)
+            raise
+        emit("end", **_facts(ctx), outcome="success")
+
+    return lasting
+
+
 def stubborn(release: Path) -> Any:
     def stubborn(ctx: SyncContext) -> str:
         """A thread that never looks whether it may go on."""
@@ -85,7 +100,12 @@ async def main(told: dict[str, Any]) -> None:
         "stubborn": stubborn(release),
     }
     handlers = [
-        Job(kinds[job["kind"]], Every(job["every"]), name=job["name"], **job.get("policies", {}))
+        Job(
+            lasting(job["seconds"]) if job["kind"] == "lasting" else kinds[job["kind"]],
+            Every(job["every"], offset=job.get("offset", "0s")),
+            name=job["name"],
+            **job.get("policies", {}),
+        )
         for job in told["jobs"]
     ]
     client = AnarchonClient(told["address"], stop_grace=told.get("stop_grace", "20s"))

@@ -94,18 +94,46 @@ class Instance:
         self.application = Process(cluster.folder / f"{name}.application.log")
         self._cluster = cluster
         self._reader: asyncio.Task[None] | None = None
+        self._started_with: tuple[list[dict[str, Any]], dict[str, Any]] = ([], {})
 
     async def start_sidecar(self) -> None:
         await self.sidecar.spawn(
             *("-m", "anarchon_server", "serve", "--listen", self.address),
             *("--instance-id", self.name),
-            env={"ANARCHON_STORE": self._cluster.store},
+            env={
+                "ANARCHON_STORE": self._cluster.store,
+                "ANARCHON_NAMESPACE": self._cluster.namespace,
+            },
         )
 
     async def start_application(self, jobs: list[dict[str, Any]], **told: Any) -> None:
+        self._started_with = (jobs, told)
         argument = {"address": self.address, "jobs": jobs, "release": str(self._cluster.release)}
         await self.application.spawn(str(APPLICATION), json.dumps({**argument, **told}), piped=True)
         self._reader = asyncio.create_task(self._read())
+
+    async def stop(self) -> tuple[int, int]:
+        """SIGTERM as a pod gets it: the application, and its sidecar once that is gone.
+
+        Returns how they ended, when all that the application told has been read.
+        """
+        self.application.signal(signal.SIGTERM)
+        application = await self.application.ended()
+        if self._reader is not None:
+            await self._reader
+        self.sidecar.signal(signal.SIGTERM)
+        return application, await self.sidecar.ended()
+
+    async def start_again(self) -> None:
+        """The same instance at the same address, until its application has been accepted."""
+        jobs, told = self._started_with
+        before = sum(self._is_ready(event) for event in self._cluster.events)
+        await self.start_sidecar()
+        await self.start_application(jobs, **told)
+        await self._cluster.wait_for(self._is_ready, count=before + 1)
+
+    def _is_ready(self, event: Event) -> bool:
+        return bool(event["what"] == "ready" and event["who"] == self.name)
 
     async def freeze_sidecar(self) -> None:
         """SIGSTOP between two transactions: in one, it would keep everybody from the file."""
@@ -130,11 +158,12 @@ class Instance:
 
 
 class Cluster:
-    """Instances on one SQLite file, and everything their applications told."""
+    """Instances on one store, by default a SQLite file, and everything their applications told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: str = "", namespace: str = "default") -> None:
         self.folder = folder
-        self.store = f"sqlite://{folder / 'store.db'}"
+        self.store = store or f"sqlite://{folder / 'store.db'}"
+        self.namespace = namespace
         self.release = folder / "release"
         self.events: list[Event] = []
         self.instances: dict[str, Instance] = {}
@@ -176,6 +205,22 @@ class Cluster:
                 return list(admin.list_runs(job=job))
 
         return await asyncio.to_thread(read)
+
+    async def runs_when(
+        self,
+        via: Instance,
+        wanted: Callable[[list[run_pb2.Run]], bool],
+        *,
+        within_s: float = WAIT_S,
+        ask_again_s: float = ASK_AGAIN_S,
+    ) -> list[run_pb2.Run]:
+        """The history once it is as wanted, or as it is after so long: the caller judges it."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + within_s
+        # Nothing here is told when another process writes.
+        while not wanted(runs := await self.runs(via)) and loop.time() < end:  # noqa: ASYNC110
+            await asyncio.sleep(ask_again_s)
+        return runs
 
     async def run_when(
         self, via: Instance, job: str, slot: int, wanted: Callable[[run_pb2.Run], bool]
