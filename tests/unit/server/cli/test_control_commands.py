@@ -199,3 +199,24 @@ async def test_what_is_too_large_is_refused_by_its_name(
     status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "none"))
     assert status == 2
     assert err.endswith("none: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cancel", "report", "9" * 30),
+        ("cancel", "report", "5", "--reason", "\udcff"),
+        ("pause", "\udcff"),
+        ("resume", "\udcff"),
+        ("trigger", "report", "--request-id", "\udcff"),
+        ("runs", "--job", "report", "--slot", "9" * 30),
+        ("runs", "--job", "\udcff"),
+    ],
+)
+async def test_an_argument_that_cannot_be_sent_is_one_line(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    status, _, errors = await command(*arguments)
+    assert status == 2
+    assert errors.startswith(f"anarchon {arguments[0]}: an argument cannot be sent: ")
+    assert errors.count("\n") == 1
