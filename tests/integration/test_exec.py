@@ -187,6 +187,86 @@ async def test_s24_a_command_dies_with_its_runner_and_another_takes_over(
     assert history["attempts"][0]["reason"] == "runner_lost"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+async def test_s24_what_a_shell_has_started_dies_with_the_runner_too(
+    beside: Beside, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = f"sleep 600 & echo $! >{pipe}; wait"
+    program = await beside.exec("--job", "long", "--every", "1h", *shell(line))
+    await beside.trigger("long")
+    descriptor = os.pidfd_open(int(await line_of(pipe)))
+    program.signal(signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.get_running_loop().run_in_executor(None, _wait_for, descriptor)
+
+
+async def test_a_command_has_ended_also_where_what_left_its_group_holds_its_output(
+    beside: Beside, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = f"setsid sleep 600 & echo $! >{pipe}; echo done"
+    await beside.exec("--job", "leaves", "--every", "1h", *shell(line))
+    made = await beside.trigger("leaves")
+    left = int(await line_of(pipe))
+    try:
+        ended = await beside.trigger("leaves", "--request-id", made["request_id"], "--wait")
+        assert ended["state"] == "success"
+        assert (await beside.run(made))["attempts"][0]["result"] == "done"
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        pytest.param(signal.SIGTERM, "killed by SIGTERM", id="sigterm"),
+        pytest.param(signal.SIGKILL, "killed by SIGKILL", id="sigkill"),
+        pytest.param(signal.SIGPIPE, "killed by SIGPIPE", id="what-python-ignores"),
+        pytest.param(40, "killed by signal 40", id="without-a-name"),
+    ],
+)
+async def test_a_signal_that_ended_the_command_is_the_result(
+    beside: Beside, number: int, said: str
+) -> None:
+    await beside.exec("--job", "killed", "--every", "1h", *shell(f"kill -{number:d} $$"))
+    made = await beside.trigger("killed", "--wait")
+    (attempt,) = (await beside.run(made))["attempts"]
+    assert attempt["failure"]["message"] == said
+
+
+async def test_the_end_of_output_that_is_no_text_is_kept(beside: Beside) -> None:
+    line = "head -c 20000 /dev/zero | tr '\\0' '\\377'; echo the end"
+    await beside.exec("--job", "binary", "--every", "1h", *shell(line))
+    made = await beside.trigger("binary", "--wait")
+    result = (await beside.run(made))["attempts"][0]["result"]
+    assert result.endswith("the end")
+    assert len(result.encode()) <= 16 * 1024
+
+
+async def test_a_run_ends_also_where_nobody_reads_the_programs_output(beside: Beside) -> None:
+    line = "head -c 100000 /dev/zero | tr '\\0' x; echo the end"
+    arguments = ("exec", "--job", "loud", "--every", "1h", *shell(line))
+    read_end, write_end = os.pipe()
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "anarchon_server", *arguments),
+        stdout=write_end,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **beside.env},
+    )
+    try:
+        made = await beside.trigger("loud", "--wait")
+        assert made["state"] == "success"
+        assert (await beside.run(made))["attempts"][0]["result"].endswith("the end")
+    finally:
+        program.kill()
+        await program.wait()
+        os.close(read_end)
+        os.close(write_end)
+
+
 def _wait_for(descriptor: int) -> None:
     select.select([descriptor], [], [])
     os.close(descriptor)

@@ -17,8 +17,7 @@ AnarchonError
 │   └── LeaseLost                 ... and no longer ours: no further step may be taken
 │       └── Fenced                ... because another attempt has begun
 ├── NotConfirmedError             raised by `ctx.confirm()`: could not be confirmed now
-├── Retry                         raise it in a handler: failed, try again after that long (not
-│                                 in this version: the run has failed)
+├── Retry                         raise it in a handler: failed, try again after that long
 └── Permanent                     raise it in a handler: failed, do not try again
 """
 
@@ -179,8 +178,8 @@ class Retry(AnarchonError):  # noqa: N818 - a handler says what it wants
     """Raised by a handler: the attempt failed; try again after `after`.
 
     `after` replaces the policy's pause before the next retry, and must be more than zero; `None`
-    leaves it to the policy. Whether there is a next retry is the policy's to say, and this version
-    has none: the run has failed. Raises `JobError` for a bad duration.
+    leaves it to the policy. Whether there is a next retry is the policy's to say: `retries`, by
+    default none. Raises `JobError` for a bad duration.
     """
 
     def __init__(self, message: str = "", *, after: Duration | None = None) -> None:
@@ -198,5 +197,5 @@ class Retry(AnarchonError):  # noqa: N818 - a handler says what it wants
 class Permanent(AnarchonError):  # noqa: N818 - a handler says what it wants
     """Raised by a handler: the attempt failed, and trying again is of no use.
 
-    This version never tries a failed run again.
+    The run has failed, whatever `retries` says.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self, TypeVar
@@ -31,7 +32,8 @@ class AdminClient:
 
     `address`, `token_file` and `credentials` are those of `AnarchonClient`. Methods raise
     `SidecarUnavailableError` where no sidecar answers, `NotFoundError` for what there is not,
-    `UnsupportedError` for what its backend cannot do, and `RefusedError` for a bad argument.
+    `UnsupportedError` for what its backend cannot do, `RefusedError` for a bad argument, and
+    `ClientError` for one that cannot even be sent.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class AdminClient:
 
     def get_job(self, job: str) -> admin_pb2.Job:
         """Return one job. Raises `NotFoundError`."""
-        return self._call(self._stub.GetJob, admin_pb2.GetJobRequest(job=job)).job
+        with _sendable():
+            request = admin_pb2.GetJobRequest(job=job)
+        return self._call(self._stub.GetJob, request).job
 
     def list_runs(
         self,
@@ -84,14 +88,15 @@ class AdminClient:
         if limit is not None and limit < 1:
             raise ClientError(f"limit {limit}: must be at least 1")
         left = limit
-        request = admin_pb2.ListRunsRequest(
-            page_size=min(limit or _PAGE_MAX, _PAGE_MAX),
-            job=job,
-            states=states,
-            instance_id=instance_id,
-            from_slot=from_slot,
-            until_slot=until_slot,
-        )
+        with _sendable():
+            request = admin_pb2.ListRunsRequest(
+                page_size=min(limit or _PAGE_MAX, _PAGE_MAX),
+                job=job,
+                states=states,
+                instance_id=instance_id,
+                from_slot=from_slot,
+                until_slot=until_slot,
+            )
         while True:
             page = self._call(self._stub.ListRuns, request)
             runs = page.runs if left is None else page.runs[:left]
@@ -103,7 +108,9 @@ class AdminClient:
 
     def get_run(self, job: str, slot: int) -> run_pb2.Run:
         """Return one run, with the stack traces of its attempts. Raises `NotFoundError`."""
-        return self._call(self._stub.GetRun, admin_pb2.GetRunRequest(job=job, slot=slot)).run
+        with _sendable():
+            request = admin_pb2.GetRunRequest(job=job, slot=slot)
+        return self._call(self._stub.GetRun, request).run
 
     def pause_job(self, job: str, *, reason: str = "") -> admin_pb2.Job:
         """Stop running the job's slots everywhere; return the job as it is now.
@@ -111,7 +118,8 @@ class AdminClient:
         Once this has returned no slot of the job is claimed. What runs goes on, and so do triggered
         runs. Pausing twice changes nothing. Raises `NotFoundError`.
         """
-        request = admin_pb2.PauseJobRequest(job=job, reason=reason)
+        with _sendable():
+            request = admin_pb2.PauseJobRequest(job=job, reason=reason)
         return self._call(self._stub.PauseJob, request).job
 
     def resume_job(self, job: str) -> admin_pb2.Job:
@@ -119,7 +127,9 @@ class AdminClient:
 
         Slots that fell due meanwhile are recorded as skipped, in one row. Raises `NotFoundError`.
         """
-        return self._call(self._stub.ResumeJob, admin_pb2.ResumeJobRequest(job=job)).job
+        with _sendable():
+            request = admin_pb2.ResumeJobRequest(job=job)
+        return self._call(self._stub.ResumeJob, request).job
 
     def trigger_run(self, job: str, *, payload: bytes = b"", request_id: str = "") -> run_pb2.Run:
         """Make a run of the job that is due now, outside the schedule; return it.
@@ -129,9 +139,10 @@ class AdminClient:
         own id only. The run is skipped where the job's overlap policy is `skip` and another run is
         unfinished. Raises `NotFoundError`; `RefusedError` where 100 triggered runs wait already.
         """
-        request = admin_pb2.TriggerRunRequest(
-            job=job, payload=payload, request_id=request_id or str(uuid4())
-        )
+        with _sendable():
+            request = admin_pb2.TriggerRunRequest(
+                job=job, payload=payload, request_id=request_id or str(uuid4())
+            )
         return self._call(self._stub.TriggerRun, request).run
 
     def cancel_run(self, job: str, slot: int, *, reason: str = "") -> run_pb2.Run:
@@ -139,7 +150,8 @@ class AdminClient:
 
         Raises `NotFoundError`, and `RefusedError` for a run that has ended.
         """
-        request = admin_pb2.CancelRunRequest(job=job, slot=slot, reason=reason)
+        with _sendable():
+            request = admin_pb2.CancelRunRequest(job=job, slot=slot, reason=reason)
         return self._call(self._stub.CancelRun, request).run
 
     def preview_slots(
@@ -149,11 +161,12 @@ class AdminClient:
 
         `job` is the name of a registered job, or any `Job`. `after` needs a time zone; default: now.
         """
-        request = admin_pb2.PreviewSlotsRequest(count=count)
-        if isinstance(job, Job):
-            request.spec.CopyFrom(job.spec)
-        else:
-            request.job = job
+        with _sendable():
+            request = admin_pb2.PreviewSlotsRequest(count=count)
+            if isinstance(job, Job):
+                request.spec.CopyFrom(job.spec)
+            else:
+                request.job = job
         if after is not None:
             if after.tzinfo is None:
                 raise ClientError(f"after {after}: must have a time zone, such as datetime.UTC")
@@ -172,7 +185,8 @@ class AdminClient:
 
     def get_instance(self, instance_id: str = "") -> admin_pb2.Instance:
         """Return one instance; by default the one that answers. Raises `NotFoundError`."""
-        request = admin_pb2.GetInstanceRequest(instance_id=instance_id)
+        with _sendable():
+            request = admin_pb2.GetInstanceRequest(instance_id=instance_id)
         return self._call(self._stub.GetInstance, request).instance
 
     def close(self) -> None:
@@ -199,3 +213,12 @@ class AdminClient:
             return method(request, timeout=TIMEOUT_S, metadata=self._token.metadata())
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
+
+
+@contextmanager
+def _sendable() -> Iterator[None]:
+    """A number that no message holds, and a text that is not Unicode, is a wrong argument."""
+    try:
+        yield
+    except ValueError as error:
+        raise ClientError(f"an argument cannot be sent: {error}") from None

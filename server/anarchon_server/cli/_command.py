@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import queue
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 from anarchon import Context
 
@@ -19,24 +23,13 @@ TAIL_BYTES = 16 * 1024
 """How much of the end of the output is kept."""
 
 _CHUNK = 64 * 1024
-_PR_SET_PDEATHSIG = 1
+_PIPE_MAX = 1024 * 1024
+"""More cannot wait in a pipe."""
 
-# Run by a Python of its own, which then becomes the command: between fork and exec of a program
-# with threads nothing but exec is safe. What it is given: our process, and the command line.
-_BECOME = """
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.prctl(1, signal.SIGKILL) != 0:
-    sys.exit("anarchon exec: prctl: " + os.strerror(ctypes.get_errno()))
-if os.getppid() != parent:
-    os._exit(137)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    print(f"anarchon exec: {sys.argv[2]}: {error.strerror}", file=sys.stderr)
-    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-"""
+_WAITING_MAX = 64
+"""Chunks that wait for standard output to be read."""
+
+_FLUSH_S = 1.0
 
 
 class ExitStatus(Exception):  # noqa: N818 - what history shows as the error's class
@@ -61,45 +54,67 @@ class Command:
     def __init__(self, line: list[str], grace: timedelta) -> None:
         self._line = line
         self._grace = grace
+        self._has_parent = can_die_with_us()
+        self._passing_on = _PassingOn()
         self.__name__ = line[0]
 
     async def __call__(self, ctx: Context) -> str:
         """Return the end of the output. Raises `ExitStatus`."""
-        process = await asyncio.create_subprocess_exec(
-            *self._arguments(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment_of(ctx),
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        tail = asyncio.create_task(_tail_of(process.stdout))
+        output = _Output(self._passing_on)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._arguments(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output.write_end,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment_of(ctx),
+                start_new_session=True,
+            )
+        except BaseException:
+            output.end()
+            raise
+        finally:
+            os.close(output.write_end)
+        output.begin()
         try:
             await process.wait()
         except asyncio.CancelledError:
             await self._end(process)
             raise
         finally:
-            # What the command left running may keep the output open: nobody waits for that.
-            _signal_group(process, signal.SIGKILL)
-            output = await _what_came(tail)
+            self._signal(process, signal.SIGKILL)
+            said = output.end()
         if process.returncode == 0:
-            return output
-        raise _failed(process.returncode, output)
+            return said
+        raise _failed(process.returncode, said)
+
+    def flush(self) -> None:
+        """Wait a moment for standard output to be read."""
+        self._passing_on.flush()
 
     def _arguments(self) -> list[str]:
-        if not can_die_with_us():
+        if not self._has_parent:
             return self._line
-        return [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *self._line]
+        become = str(Path(__file__).with_name("_become.py"))
+        return [sys.executable, "-I", "-S", become, str(os.getpid()), *self._line]
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """SIGTERM to the whole group, and SIGKILL to what is left after the grace."""
-        _signal_group(process, signal.SIGTERM)
+        self._signal(process, signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(process.wait()), self._grace.total_seconds())
-        _signal_group(process, signal.SIGKILL)
+        self._signal(process, signal.SIGKILL)
         await process.wait()
+
+    def _signal(self, process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        """To the command's whole group; by way of its parent, which has killed what is left of it
+        before it ends.
+        """
+        with suppress(ProcessLookupError, PermissionError):
+            if not self._has_parent:
+                os.killpg(process.pid, number)
+            elif process.returncode is None:
+                os.kill(process.pid, signal.SIGUSR1 if number == signal.SIGKILL else number)
 
 
 def environment_of(ctx: Context) -> dict[str, str]:
@@ -115,31 +130,102 @@ def environment_of(ctx: Context) -> dict[str, str]:
     }
 
 
-def _signal_group(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+class _PassingOn:
+    """Writes to standard output in a thread, so that nothing else waits where nobody reads it."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[bytes, Callable[[], object]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much waits already."""
+        return self._waiting.qsize() >= _WAITING_MAX
+
+    def write(self, chunk: bytes, then: Callable[[], object]) -> None:
+        """Write `chunk`; `then` is called in the thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, daemon=True)
+            self._thread.start()
+        self._waiting.put((chunk, then))
+
+    def flush(self) -> None:
+        written = threading.Event()
+        self.write(b"", written.set)
+        written.wait(_FLUSH_S)
+
+    def _write_all(self) -> None:
+        while True:
+            chunk, then = self._waiting.get()
+            with suppress(OSError):
+                while chunk:
+                    chunk = chunk[os.write(sys.stdout.fileno(), chunk) :]
+            then()
 
 
-async def _tail_of(stream: asyncio.StreamReader) -> bytes:
-    """Read everything, hand it on, and keep the end."""
-    tail = b""
-    while chunk := await stream.read(_CHUNK):
-        with suppress(OSError, ValueError):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-        tail = (tail + chunk)[-TAIL_BYTES:]
-    return tail
+class _Output:
+    """What a command writes: handed on, and its end kept.
+
+    A pipe of our own: nobody waits for the end of one that a process outside the group holds open.
+    """
+
+    def __init__(self, passing_on: _PassingOn) -> None:
+        self._passing_on = passing_on
+        self._loop = asyncio.get_running_loop()
+        self._tail = b""
+        self._ended = False
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+
+    def begin(self) -> None:
+        if not self._ended:
+            self._loop.add_reader(self._read_end, self._take)
+
+    def end(self) -> str:
+        """The end of what came until now."""
+        self._ended = True
+        self._loop.remove_reader(self._read_end)
+        left = _PIPE_MAX
+        while left > 0 and (chunk := self._chunk()):
+            left -= len(chunk)
+            if not self._passing_on.is_full:
+                self._passing_on.write(chunk, _nothing)
+        os.close(self._read_end)
+        # In UTF-8 each byte that is no text becomes three.
+        text = self._tail.decode("utf-8", "replace").strip()
+        return text.encode()[-TAIL_BYTES:].decode("utf-8", "ignore")
+
+    def _take(self) -> None:
+        """Hand a chunk on; the next one is read once it is written."""
+        self._loop.remove_reader(self._read_end)
+        if chunk := self._chunk():
+            self._passing_on.write(chunk, self._written)
+        elif chunk is None:
+            self.begin()
+
+    def _written(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.begin)
+
+    def _chunk(self) -> bytes | None:
+        """What is there; empty at the end, None where there may be more."""
+        try:
+            chunk = os.read(self._read_end, _CHUNK)
+        except BlockingIOError:
+            return None
+        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+        return chunk
 
 
-async def _what_came(tail: asyncio.Task[bytes]) -> str:
-    return (await tail).decode("utf-8", "replace").strip()
+def _nothing() -> None: ...
 
 
 def _failed(status: int | None, output: str) -> ExitStatus:
     assert status is not None, "it has ended"
     how = f"exit status {status}"
     if status < 0:
-        how = f"killed by {signal.Signals(-status).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"killed by {names.get(-status, f'signal {-status}')}"
     error = ExitStatus(how)
     if output:
         error.add_note(output)

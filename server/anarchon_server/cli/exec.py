@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace, line: list[str]) -> int:
     try:
-        job = _job_of(args, Command(line, _grace_of(args)))
+        command = Command(line, _grace_of(args))
+        job = _job_of(args, command)
     except JobError as error:
         raise ClientError(str(error)) from None
     endpoint = _admin.endpoint_of(args)
@@ -93,7 +94,10 @@ def _serve(args: argparse.Namespace, line: list[str]) -> int:
         credentials=endpoint.credentials,
         watched=can_die_with_us(),
     )
-    client.run([job])
+    try:
+        client.run([job])
+    finally:
+        command.flush()
     return 0
 
 

@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 
 from anarchon_server.cli import FAILED, USAGE_ERROR
@@ -116,8 +117,9 @@ def shown(entry: Entry) -> Iterator[str]:
 def read_crontab(text: str, zone: str, *, system: bool = False) -> Iterator[Entry]:
     """The entries of a crontab. What a variable says counts from its line on."""
     variables: dict[str, str] = {}
-    names: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    names: set[str] = set()
+    # Not splitlines(): to cron a form feed or a line separator of Unicode ends no line.
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
@@ -127,10 +129,15 @@ def read_crontab(text: str, zone: str, *, system: bool = False) -> Iterator[Entr
         entry = Entry(number, stripped, zone=zone)
         _read_entry(entry, variables, system=system)
         if not entry.refused:
-            names[entry.name] = names.get(entry.name, 0) + 1
-            if names[entry.name] > 1:
-                entry.name = f"{entry.name}-{names[entry.name]}"
+            entry.name = _not_in(names, entry.name)
+            names.add(entry.name)
         yield entry
+
+
+def _not_in(names: Collection[str], name: str) -> str:
+    """The name, or with the first number that makes it another: two jobs of one name would be one."""
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(each for each in chain([name], numbered) if each not in names)
 
 
 def _unquoted(value: str) -> str:

@@ -7,12 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from anarchon import ClientError
+from anarchon import ClientError, SidecarError, SidecarUnavailableError
 from anarchon.admin import AdminClient
 from anarchon.v1 import run_pb2
 from anarchon_server.cli import FAILED, _admin
 
 WAIT_EVERY_S = 0.5
+AWAY_MAX_S = 60.0
+"""How long a sidecar may be away while its run is waited for: it restarts, and the run goes on."""
 
 _FINAL = (
     run_pb2.RUN_STATE_SUCCESS,
@@ -54,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
 def _trigger(args: argparse.Namespace, admin: AdminClient) -> int:
     made = admin.trigger_run(args.job, payload=_payload(args.payload), request_id=args.request_id)
     if args.wait:
-        made = _ended(admin, made)
+        try:
+            made = _ended(admin, made)
+        except (SidecarError, KeyboardInterrupt):
+            _say(f"{args.job} {_admin.shown_slot(made.slot)} was triggered, and is not waited for")
+            raise
     if args.json:
         _admin.print_json(made)
     else:
@@ -76,10 +82,24 @@ def _payload(file: str | None) -> bytes:
 
 
 def _ended(admin: AdminClient, made: run_pb2.Run) -> run_pb2.Run:
+    answered = time.monotonic()
+    said = False
     while made.state not in _FINAL:
         time.sleep(WAIT_EVERY_S)
-        made = admin.get_run(made.job, made.slot)
+        try:
+            made = admin.get_run(made.job, made.slot)
+            answered = time.monotonic()
+        except SidecarUnavailableError as error:
+            if time.monotonic() - answered > AWAY_MAX_S:
+                raise
+            if not said:
+                _say(f"{error}; asking again for {AWAY_MAX_S:g} s")
+            said = True
     return made
+
+
+def _say(line: str) -> None:
+    print(f"anarchon trigger: {line}", file=sys.stderr, flush=True)
 
 
 def _outcome(made: run_pb2.Run) -> str:

@@ -32,6 +32,8 @@ def laid_over(
         value, was = getattr(given, field.name), getattr(stated, field.name)
         if field.name in _OF_THE_CLIENT or not _is_set(field.name, value):
             continue
+        if isinstance(value, RetrySpec) and isinstance(was, RetrySpec):
+            value = _retry_over(was, value)
         changes[field.name] = value
         if _is_set(field.name, was) and was != value:
             notes.append(
@@ -39,6 +41,16 @@ def laid_over(
                 f"sidecar's configuration, not {_shown(field.name, was)}"
             )
     return dataclasses.replace(stated, **changes), tuple(notes)
+
+
+def _retry_over(stated: RetrySpec, given: RetrySpec) -> RetrySpec:
+    """The pauses that the configuration leaves out are as the client says, like every field."""
+    return RetrySpec(
+        given.retries,
+        stated.delay_ms if given.delay_ms is None else given.delay_ms,
+        given.factor or stated.factor,
+        stated.max_delay_ms if given.max_delay_ms is None else given.max_delay_ms,
+    )
 
 
 def _is_set(field: str, value: object) -> bool:
@@ -58,7 +70,16 @@ def _shown(field: str, value: object) -> str:
         case CronSchedule():
             return f"cron {value.expression!r} in {value.time_zone or 'UTC'}"
         case RetrySpec():
-            return f"{value.retries} times"
+            pauses = (
+                ("delay", value.delay_ms is not None and format_duration(value.delay_ms)),
+                ("factor", f"{value.factor:g}" if value.factor else ""),
+                (
+                    "max_delay",
+                    value.max_delay_ms is not None and format_duration(value.max_delay_ms),
+                ),
+            )
+            said = (f"{name} {text}" for name, text in pauses if text)
+            return ", ".join([f"{value.retries} times", *said])
         case int() if field.endswith("_ms"):
             return format_duration(value)
         case _:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from anarchon import SidecarUnavailableError
 from anarchon.v1 import run_pb2, session_pb2
 from anarchon_server import cli
-from anarchon_server.cli import trigger
+from anarchon_server.cli import _admin, trigger
 from tests.unit.server.sidecars import (
     Sidecar,
     every,
@@ -199,3 +200,80 @@ async def test_what_is_too_large_is_refused_by_its_name(
     status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "none"))
     assert status == 2
     assert err.endswith("none: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cancel", "report", "9" * 30),
+        ("cancel", "report", "5", "--reason", "\udcff"),
+        ("pause", "\udcff"),
+        ("resume", "\udcff"),
+        ("trigger", "report", "--request-id", "\udcff"),
+        ("runs", "--job", "report", "--slot", "9" * 30),
+        ("runs", "--job", "\udcff"),
+    ],
+)
+async def test_an_argument_that_cannot_be_sent_is_one_line(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    status, _, errors = await command(*arguments)
+    assert status == 2
+    assert errors.startswith(f"anarchon {arguments[0]}: an argument cannot be sent: ")
+    assert errors.count("\n") == 1
+
+
+class Answers:
+    """An admin side that makes one run, and says of it what it is told to."""
+
+    def __init__(self, *answers: run_pb2.Run | BaseException) -> None:
+        self._answers = list(answers)
+
+    def trigger_run(self, job: str, **_: object) -> run_pb2.Run:
+        return run_pb2.Run(job=job, slot=1_000, state=run_pb2.RUN_STATE_DUE)
+
+    def get_run(self, _job: str, _slot: int) -> run_pb2.Run:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+AWAY = SidecarUnavailableError("no sidecar answers")
+SUCCESS = run_pb2.Run(job="report", slot=1_000, state=run_pb2.RUN_STATE_SUCCESS)
+
+
+def trigger_and_wait(admin: Answers, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(trigger, "WAIT_EVERY_S", 0)
+
+    def with_admin(_command: str, _args: object, work: Callable[[Any], int]) -> int:
+        return _admin.in_one_line("trigger", lambda: work(admin))
+
+    monkeypatch.setattr(_admin, "with_admin", with_admin)
+    return cli.main(["trigger", "report", "--wait"])
+
+
+def test_a_wait_outlasts_a_sidecar_that_restarts_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trigger_and_wait(Answers(AWAY, AWAY, SUCCESS), monkeypatch) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "report 1970-01-01T00:00:01Z: success\n"
+    assert captured.err == "anarchon trigger: no sidecar answers; asking again for 60 s\n"
+
+
+def test_a_wait_for_a_sidecar_that_stays_away_ends_and_names_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trigger, "AWAY_MAX_S", -1)
+    assert trigger_and_wait(Answers(AWAY), monkeypatch) == 1
+    said = "report 1970-01-01T00:00:01Z was triggered, and is not waited for"
+    assert said in capsys.readouterr().err
+
+
+def test_an_interrupted_wait_names_the_run_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trigger_and_wait(Answers(KeyboardInterrupt()), monkeypatch) == 130
+    said = "anarchon trigger: report 1970-01-01T00:00:01Z was triggered, and is not waited for\n"
+    assert capsys.readouterr().err == said

@@ -47,6 +47,22 @@ def test_names_are_given_once() -> None:
     assert [entry.name for entry in entries(text) if not entry.refused] == ["a", "a-2", "a-3"]
 
 
+def test_a_name_with_a_number_is_not_given_to_another() -> None:
+    text = "0 1 * * * a\n0 2 * * * a\n0 3 * * * a-2\n"
+    assert [entry.name for entry in entries(text)] == ["a", "a-2", "a-2-2"]
+
+
+@pytest.mark.parametrize("separator", ["\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_what_ends_no_line_for_cron_ends_none(separator: str) -> None:
+    assert only(f"0 1 * * * echo {separator}a\n").command[-1] == f"echo {separator}a"
+
+
+def test_lines_may_end_as_in_windows() -> None:
+    first, second = entries("A=1\r\n0 1 * * * a\r\n\r\n# b\r\n0 2 * * * b c\r\n")
+    assert first.command == ("env", "A=1", "/bin/sh", "-c", "a")
+    assert (second.number, second.command[-1]) == (5, "b c")
+
+
 def test_comments_and_empty_lines_are_nothing_and_lines_are_counted() -> None:
     assert [e.number for e in entries("# a\n\n   # b\n0 1 * * * a\n\n0 2 * * * b\n")] == [4, 6]
 

@@ -31,6 +31,17 @@ def test_a_job_offered_by_name_is_what_the_configuration_says() -> None:
     assert notes == ()
 
 
+def test_s22_pauses_before_retries_that_the_configuration_leaves_out_are_the_clients() -> None:
+    stated = every(retry=RetrySpec(2, delay_ms=60_000, factor=3.0, max_delay_ms=600_000))
+    given = JobSpec(stated.name, retry=RetrySpec(5, delay_ms=5_000))
+    spec, (note,) = laid_over(stated, {stated.name: given})
+    assert spec.retry == RetrySpec(5, delay_ms=5_000, factor=3.0, max_delay_ms=600_000)
+    assert note.endswith(
+        "retry is 5 times, delay 5s, factor 3, max_delay 10m by the sidecar's configuration, "
+        "not 2 times, delay 1m, factor 3, max_delay 10m"
+    )
+
+
 def test_the_configuration_wins_field_by_field_and_says_so() -> None:
     stated = JobSpec(
         "sync",
