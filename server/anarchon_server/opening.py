@@ -78,7 +78,11 @@ def _load(scheme: str, point: EntryPoint) -> OpenStore:
         if error.name is None or error.name.partition(".")[0] == point.module.partition(".")[0]:
             raise
         extra = EXTRAS.get(scheme)
-        remedy = f'pip install "anarchon[{extra}]"' if extra else f"pip install {error.name}"
+        remedy = (
+            f'pip install "anarchon[{extra}]", or pip install ".[{extra}]" in a clone'
+            if extra
+            else f"pip install {error.name}"
+        )
         raise StoreRefused(
             f"the driver for {scheme}: is not installed (no module {error.name}): {remedy}"
         ) from None

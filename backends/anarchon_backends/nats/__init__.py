@@ -51,7 +51,8 @@ def open_store(url: str, options: OpenOptions) -> Store:
         if missing not in ("nats", "nkeys"):
             raise
         raise StoreRefused(
-            f'the driver for NATS is not installed (no module {missing}): pip install "anarchon[nats]"'
+            f"the driver for NATS is not installed (no module {missing}): "
+            'pip install "anarchon[nats]", or pip install ".[nats]" in a clone'
         ) from None
     return cast("Store", backend.open_store(url, options))
 

@@ -40,7 +40,8 @@ def open_store(url: str, options: OpenOptions) -> Store:
         if (error.name or "").partition(".")[0] != "redis":
             raise
         raise StoreRefused(
-            'the driver for Redis is not installed (no module redis): pip install "anarchon[redis]"'
+            'the driver for Redis is not installed (no module redis): pip install "anarchon[redis]", '
+            'or pip install ".[redis]" in a clone'
         ) from None
     return cast("Store", opener(url, options))
 

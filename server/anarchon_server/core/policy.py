@@ -271,7 +271,8 @@ def _refuse_what_the_backend_has_not(spec: JobSpec, capabilities: Capabilities) 
             f"add [jobs.{spec.name}] to its file, or give the job a schedule in code",
         )
     if spec.schedule is None:
-        raise UnsupportedError("a job without a schedule", backend, (), "set every or cron")
+        hint = f"set every or cron, in code or at [jobs.{spec.name}] of the sidecar's configuration"
+        raise UnsupportedError("a job without a schedule", backend, (), hint)
     if spec.overlap is not None and spec.overlap not in capabilities.overlap:
         have = ", ".join(sorted(capabilities.overlap))
         feature = f"overlap={spec.overlap}"
