@@ -192,6 +192,8 @@ async def _made(jetstream: JetStream, address: Address, plan: StreamPlan) -> dic
             if "cluster" in seen and not seen["cluster"].get("leader"):
                 raise StoreUnavailable(f"{address.location}: the stream {plan.name} has no leader")
             return seen
+        except (AccessDenied, JetStreamError, NobodyThereError):
+            raise
         except (StoreUnavailable, OutcomeUnknown):
             if asyncio.get_running_loop().time() + _MAKING_PAUSE_S >= ends:
                 raise
