@@ -10,6 +10,7 @@ import asyncio
 import json
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -20,9 +21,14 @@ from anarchon import AnarchonClient, Context, Every, Job, SyncContext
 _STEP_S = 0.02
 
 
+_telling = threading.Lock()
+
+
 def emit(what: str, **facts: object) -> None:
+    """One line for whoever watches, whole: handlers in several threads tell at once."""
     at = time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
-    print(json.dumps({"what": what, "boot_ms": at, **facts}), flush=True)  # noqa: T201
+    with _telling:
+        print(json.dumps({"what": what, "boot_ms": at, **facts}), flush=True)  # noqa: T201
 
 
 def _facts(ctx: Context | SyncContext) -> dict[str, Any]:

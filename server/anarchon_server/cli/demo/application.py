@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,9 +34,13 @@ CHECKSUM_SECONDS = 5.0
 """How long `checksum` takes: it hashes on until then, a file at a time."""
 
 
+_telling = threading.Lock()
+
+
 def emit(what: str, **facts: object) -> None:
-    """One line for whoever watches."""
-    print(json.dumps({"what": what, "at": time.time(), **facts}), flush=True)
+    """One line for whoever watches, whole: handlers in several threads tell at once."""
+    with _telling:
+        print(json.dumps({"what": what, "at": time.time(), **facts}), flush=True)
 
 
 @contextmanager

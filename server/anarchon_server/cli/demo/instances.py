@@ -75,13 +75,18 @@ class Instance:
         return self._sidecar.pid, self._application.pid
 
     def check(self) -> None:
-        """Raises `DemoFailed` if a process has ended that should be there."""
+        """Raises `DemoFailed` if a process has ended that should be there.
+
+        What the application said that was no line of ours is raised too.
+        """
         for what, process in (("sidecar", self._sidecar), ("application", self._application)):
             if self.alive and process is not None and process.returncode is not None:
                 raise DemoFailed(
                     f"the {what} of {self.name} ended with status {process.returncode}:\n"
                     + self._log.read_text("utf-8", "replace")[-2_000:]
                 )
+        if self.alive and self._reader is not None and self._reader.done():
+            self._reader.result()
 
     def kill(self) -> None:
         """SIGKILL to both, without a word."""

@@ -6,7 +6,7 @@ Imports the protocol's stubs and `core.slots`; pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anarchon.v1 import run_pb2
@@ -14,6 +14,7 @@ from anarchon_server.core.slots import Schedule
 
 _SUCCESS, _FAILED = run_pb2.RUN_STATE_SUCCESS, run_pb2.RUN_STATE_FAILED
 _SKIPPED, _INTERRUPTED = run_pb2.RUN_STATE_SKIPPED, run_pb2.RUN_STATE_INTERRUPTED
+_ENDED = frozenset({_SUCCESS, _FAILED, _SKIPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def table(runs: Sequence[run_pb2.Run], instances: Sequence[str]) -> list[str]:
     states = Counter(run.state for run in runs)
     skipped = Counter(run.reason for run in runs if run.state == _SKIPPED)
     why = f" ({', '.join(f'{reason} {n}' for reason, n in skipped.items())})" if skipped else ""
-    open_runs = len(runs) - states[_SUCCESS] - states[_FAILED] - states[_SKIPPED]
+    open_runs = sum(count for state, count in states.items() if state not in _ENDED)
     left = f", {open_runs} not ended" if open_runs else ""
     again = sum(1 for run in runs if len(run.attempts) > 1)
     lines.append("")
@@ -72,6 +73,22 @@ def table(runs: Sequence[run_pb2.Run], instances: Sequence[str]) -> list[str]:
             "(the jitter is part of it)"
         )
     return lines
+
+
+def not_ended(
+    runs: Iterable[run_pb2.Run], schedules: Mapping[str, Schedule], since: int, until: int
+) -> list[tuple[str, int]]:
+    """Return the slots after `since` and up to `until`, with their jobs, whose runs are to end yet.
+
+    A slot that nobody has claimed is one of them.
+    """
+    ended = {(run.job, run.slot) for run in runs if run.state in _ENDED}
+    return [
+        (job, slot)
+        for job, schedule in schedules.items()
+        for slot in schedule.between(since, until)
+        if (job, slot) not in ended
+    ]
 
 
 def problems(

@@ -17,7 +17,7 @@ from typing import Any
 from anarchon.admin import AdminClient
 from anarchon_server.cli.demo.application import CHECKSUM_SECONDS
 from anarchon_server.cli.demo.instances import DemoFailed, Instance
-from anarchon_server.cli.demo.report import Start, counted, problems, table
+from anarchon_server.cli.demo.report import Start, counted, not_ended, problems, table
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import AnarchonError
 from anarchon_server.core.slots import Schedule, parse_schedule
@@ -34,6 +34,10 @@ _READY_SECONDS = 30.0
 _INTO_THE_RUN = 1.5
 _SETTLED_MS = 4_000
 """Slots of the last seconds may still be waiting for their jitter."""
+_ENDED_SECONDS = 20.0
+_BEFORE_A_SLOT_MS = 500
+"""So long before a slot nobody is stopped any more: its run would begin and be handed over."""
+_LOOK_SECONDS = 0.1
 
 
 def main(args: argparse.Namespace) -> int:
@@ -213,13 +217,11 @@ class Show:
 
     async def _finish(self, since: int) -> int:
         alive = [i for i in self._instances if i.alive]
-        until = time.time_ns() // 1_000_000 - _SETTLED_MS
-        self._say("", "stopping the rest")
         last = alive[-1]
-        for instance in alive[:-1]:
-            await instance.stop()
+        until = await self._between_slots(last, since)
+        self._say("", "stopping the rest")
         last.alive = False
-        await last.stop_application()
+        await asyncio.gather(last.stop_application(), *(i.stop() for i in alive[:-1]))
         runs = await asyncio.to_thread(_history, last.address, since)
         await last.stop()
         print("\nWhat the history says\n")
@@ -231,6 +233,27 @@ class Show:
             return 1
         print("  self-check: every slot is accounted for, and none had two winners")
         return 0
+
+    async def _between_slots(self, asked: Instance, since: int) -> int:
+        """Wait until every slot has its end and the next is not near.
+
+        Returns up to when every slot must be in the history.
+        """
+        self._say("", "waiting until every run has ended")
+        end = time.monotonic() + _ENDED_SECONDS
+        while True:
+            now = time.time_ns() // 1_000_000
+            runs = await asyncio.to_thread(_history, asked.address, since)
+            left = not_ended(runs, SCHEDULES, since, now + _BEFORE_A_SLOT_MS)
+            if not left:
+                return now
+            if time.monotonic() > end:
+                jobs = ", ".join(sorted({job for job, _ in left}))
+                self._say("", f"not ended within {_ENDED_SECONDS:.0f} s: {jobs}")
+                return now - _SETTLED_MS
+            await asyncio.sleep(_LOOK_SECONDS)
+            for instance in self._instances:
+                instance.check()
 
 
 def _history(address: str, since: int) -> list[Any]:

@@ -10,6 +10,7 @@ from anarchon_server.cli.demo.report import (
     Start,
     counted,
     lateness_ms,
+    not_ended,
     percentile,
     problems,
     table,
@@ -45,6 +46,34 @@ def test_a_history_in_order_has_no_problems() -> None:
     runs = [run(T0 + 2_000, SUCCESS), run(T0 + 4_000, SUCCESS)]
     starts = [start(T0 + 2_000), start(T0 + 4_000)]
     assert problems(runs, starts, SCHEDULES, T0, T0 + 4_000) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "ended"),
+    [
+        (run_pb2.RUN_STATE_DUE, False),
+        (run_pb2.RUN_STATE_CLAIMED, False),
+        (run_pb2.RUN_STATE_RUNNING, False),
+        (run_pb2.RUN_STATE_INTERRUPTED, False),
+        (run_pb2.RUN_STATE_RETRYING, False),
+        (SUCCESS, True),
+        (run_pb2.RUN_STATE_FAILED, True),
+        (SKIPPED, True),
+    ],
+)
+def test_the_demo_waits_for_runs_that_are_to_end_yet(state: run_pb2.RunState, ended: bool) -> None:
+    runs = [run(T0 + 2_000, state=state)]
+    left = [] if ended else [("tick", T0 + 2_000)]
+    assert not_ended(runs, SCHEDULES, T0, T0 + 3_999) == left
+
+
+def test_the_demo_waits_for_slots_that_nobody_has_claimed_but_not_for_later_ones() -> None:
+    runs = [run(T0 + 2_000, SUCCESS)]
+    assert not_ended(runs, SCHEDULES, T0, T0 + 6_000) == [
+        ("tick", T0 + 4_000),
+        ("tick", T0 + 6_000),
+    ]
+    assert not_ended(runs, SCHEDULES, T0 + 2_000, T0 + 3_999) == []
 
 
 def test_i1_one_attempt_started_twice_is_a_problem() -> None:
