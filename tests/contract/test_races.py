@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +11,8 @@ import pytest
 from anarchon_server.core.model import CatchUpPolicy, Failure, Outcome, OverlapPolicy, RunState
 from anarchon_server.core.store import ClaimOutcome
 from tests.contract.harness import BACKENDS, DAY, LEASE, PERIOD, T0, Cluster, able, definition
+from tests.contract.racers import RACERS, raced
 
-RACERS = 16
 ROUNDS = 20
 controls = pytest.mark.parametrize("backend", able(lambda can: can.control), indirect=True)
 
@@ -229,32 +227,8 @@ async def test_s10_processes_that_claim_at_once_have_one_winner(
     url = BACKENDS[backend](directory).url
     if not url:
         pytest.skip("no other process can open this store")
-    racer = Path(__file__).with_name("racer.py")
-    root = Path(__file__).parents[2]
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(racer),
-            url,
-            str(ROUNDS),
-            cwd=root,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for _ in range(RACERS)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"ready\n"
-        outputs = await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
-    finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    assert {process.returncode for process in processes} == {0}
-    wins = [tuple(win) for output, _ in outputs for win in json.loads(output)]
+    outputs = await raced(Path(__file__).with_name("racer.py"), url, ROUNDS)
+    wins = [tuple(win) for output in outputs for win in output]
     expected = [(n, attempt) for n in range(1, ROUNDS + 1) for attempt in (1, 2)]
     assert sorted(wins) == expected
 

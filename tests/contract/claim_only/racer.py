@@ -1,32 +1,23 @@
-"""One of many processes that claim the same slots at once. Prints what it won as JSON.
+"""The race of `test_races` on stores without leases: every slot is claimed by all.
 
-Opens the store by its URL when it starts, says `ready`, and begins at a line on standard input.
+Run as a script, by `racers.raced`. Nobody waits for anybody, once all have opened the store.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from anarchon_server.core.store import ClaimOutcome, OpenOptions
-from tests.contract.harness import PERIOD, T0, ClaimOnlyNode, Cluster, FakeClock, definition
-from tests.contract.racer import OPENERS
+from anarchon_server.core.store import ClaimOutcome
+from tests.contract.harness import PERIOD, T0, ClaimOnlyNode, FakeClock, definition
+from tests.contract.racers import opened, run_from_here
 
 
 async def race(url: str, rounds: int) -> list[int]:
     clock = FakeClock(wall=T0 * 1_000)
-    scheme = url.partition(":")[0]
-    store = OPENERS[scheme](url, OpenOptions("default", clock, op_timeout_ms=20_000))
-    await store.open()
-    node = ClaimOnlyNode(Cluster(None, clock), store, f"host:{os.getpid()}", f"inc-{os.getpid()}")  # type: ignore[arg-type]
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.readline)
+    node = await opened(url, clock, ClaimOnlyNode)
     await node.register(definition())
     clock.wall = (T0 + rounds * PERIOD) * 1_000
     wins: list[int] = []
@@ -34,9 +25,9 @@ async def race(url: str, rounds: int) -> list[int]:
         answer = await node.claim(T0 + n * PERIOD, start_deadline_ms=rounds * PERIOD)
         if answer.outcome is ClaimOutcome.WON:
             wins.append(n)
-    await store.close()
+    await node.store.close()
     return wins
 
 
 if __name__ == "__main__":
-    json.dump(asyncio.run(race(sys.argv[1], int(sys.argv[2]))), sys.stdout)
+    run_from_here(race)

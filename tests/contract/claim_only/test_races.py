@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 
 from anarchon_server.core.store import ClaimOutcome
 from tests.contract.harness import CLAIM_ONLY, PERIOD, T0, Cluster, definition
+from tests.contract.racers import RACERS, raced
 
-RACERS = 16
 ROUNDS = 40
 
 
@@ -66,31 +64,7 @@ async def test_s10_processes_that_claim_at_once_have_one_winner(
     url = CLAIM_ONLY[backend](directory).url
     if not url:
         pytest.skip("no other process can open this store")
-    racer = Path(__file__).with_name("racer.py")
-    root = Path(__file__).parents[3]
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(racer),
-            url,
-            str(ROUNDS),
-            cwd=root,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for _ in range(RACERS)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"ready\n"
-        outputs = await asyncio.gather(*(process.communicate(b"go\n") for process in processes))
-    finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    assert {process.returncode for process in processes} == {0}
-    wins = Counter(n for output, _ in outputs for n in json.loads(output))
+    outputs = await raced(Path(__file__).with_name("racer.py"), url, ROUNDS)
+    wins = Counter(n for output in outputs for n in output)
     assert set(wins.values()) == {1}
     assert ROUNDS in wins, "the newest slot is passed over by nobody"
