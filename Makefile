@@ -13,6 +13,8 @@ STUBS := client/python/anarchon/v1
 DEMO ?=
 TESTS ?= tests
 PYTEST ?=
+# How the whole suite is run at once: in a process more than there are cores, see tests/conftest.py.
+PARALLEL ?= -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 
@@ -28,7 +30,7 @@ demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in u
 test: $(VENV)/.installed-dev ## Run every test; core must be covered to its last branch
 	tests/servers/install
 ifeq ($(TESTS)$(PYTEST),tests)
-	$(BIN)/pytest tests --cov --cov-report=
+	$(BIN)/pytest tests $(PARALLEL) --cov --cov-report=
 	$(BIN)/coverage report --include='server/anarchon_server/core/*' --fail-under=100
 else # part of a suite cannot cover the whole core
 	$(BIN)/pytest $(TESTS) $(PYTEST)

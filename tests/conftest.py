@@ -1,4 +1,6 @@
-"""What every test shares: a closing word on the stores that could not be had.
+"""What every test shares: which run beside each other, and a closing word on missing stores.
+
+`make test` runs the tests in several processes (pytest-xdist), each with servers of its own.
 
 A test that needs a store which is not on this machine skips with a reason that begins with
 `no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`. Each such
@@ -9,12 +11,16 @@ reason is listed once at the end, so that a green run never hides what it did no
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+TESTS = Path(__file__).parent
 NO_STORE = "no store:"
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
@@ -24,6 +30,61 @@ MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is
 def must_be_there(store: str) -> bool:
     """Whether the run fails without it."""
     return os.environ.get("CI") == "true" and store not in MAY_BE_MISSING
+
+
+TAKE_LONG = ("simulation", "integration", "contract")
+"""Folders whose tests begin first, so that no process is left with a long one at the end."""
+
+SPREAD = ("simulation", "integration")
+"""Folders whose tests each go to whichever process is free; elsewhere those of a file stay together."""
+
+
+def pytest_configure() -> None:
+    """Has the programs that tests start hear SIGINT, even where a shell started us to ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """`-n auto`: a process more than there are cores, as tests also wait; no more than can help."""
+    return min((os.cpu_count() or 1) + 1, 8)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes run the tests: which go together, and which go first."""
+    if not config.getoption("loadgroup", False):
+        return
+    for item in items:
+        if group := group_of(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_turn)
+
+
+def group_of(item: pytest.Item) -> str:
+    """What a test shares a process with: all on one store, so that few start its server; its file.
+
+    Empty: it shares it with none.
+    """
+    callspec = getattr(item, "callspec", None)
+    given = callspec.params if callspec else {}
+    store = given.get("backend") or given.get("kind") or getattr(given.get("on"), "kind", None)
+    folder = _folder(item)
+    if folder == "contract" and isinstance(store, str):
+        return store
+    return "" if folder in SPREAD else item.path.as_posix()
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = _folder(item)
+    return TAKE_LONG.index(folder) if folder in TAKE_LONG else len(TAKE_LONG)
+
+
+def _folder(item: pytest.Item) -> str:
+    """The folder in `tests` that it lies in, if it does."""
+    parts = item.path.parts
+    return parts[len(TESTS.parts)] if item.path.is_relative_to(TESTS) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +122,22 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _hold_to_it(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What one process tells another of a test must be UTF-8; what a test says need not be."""
+    return _encodable((yield))
+
+
+def _encodable(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data)(_encodable(each) for each in data)
+    return data
 
 
 def _hold_to_it(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -22,6 +22,7 @@ from anarchon_backends.sqlite import open_store
 from anarchon_server.core.store import OpenOptions, Store
 from tests.contract.harness import Cluster, FakeClock, Node
 from tests.servers import nats, postgres, rabbitmq, redis
+from tests.servers.lifetime import die_with_parent
 
 RACERS = 16
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ async def opened(url: str, clock: FakeClock, node_type: type[Node] = Node) -> No
 def run_from_here(race: Race) -> None:
     """In the process that `raced` starts: forks the racers, and prints what each won as JSON."""
     url, rounds = sys.argv[1], int(sys.argv[2])
-    with ProcessPoolExecutor(RACERS, _FORK) as processes:
+    with ProcessPoolExecutor(RACERS, _FORK, die_with_parent) as processes:
         # As none of them goes on before all have come, each process has one race.
         races = [processes.submit(_run, race, url, rounds) for _ in range(RACERS)]
         won = [each.result() for each in races]
@@ -72,6 +73,7 @@ async def raced(script: Path, url: str, rounds: int) -> list[list[Any]]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,  # so that all of them can be ended together
+        preexec_fn=die_with_parent,
     )
     try:
         output, errors = await process.communicate()

@@ -7,7 +7,6 @@ The server is the system's `nats-server` or the one in the wheel `nats-server-bi
 from __future__ import annotations
 
 import atexit
-import ctypes
 import json
 import os
 import secrets
@@ -32,11 +31,11 @@ from anarchon_backends.nats.address import address_of
 from anarchon_backends.nats_claim import NatsClaimStore
 from anarchon_backends.nats_lease import NatsLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
+from tests.servers.lifetime import die_with_parent
 
 URL_VARIABLE = "ANARCHON_TEST_NATS_URL"
-START_S = 30.0
+START_S = 60.0
 NODES = 3
-_PDEATHSIG = 1
 
 
 class Missing(Exception):  # noqa: N818 - a fact about the machine
@@ -100,7 +99,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it takes no lock
             )
         if wait:
             self.wait()
@@ -263,12 +262,6 @@ def wait_until(holds: Any, said: Any) -> None:
         if time.monotonic() > end:
             raise RuntimeError(said())
         time.sleep(0.02)
-
-
-def _die_with_parent() -> None:
-    """So that no server outlives a test run that was killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _in_memory() -> str | None:

@@ -41,7 +41,7 @@ URL_VARIABLE = "ANARCHON_TEST_POSTGRES_URL"
 BIN_VARIABLE = "ANARCHON_TEST_POSTGRES_BIN"
 USER = "anarchon"
 READY = "database system is ready to accept"
-READY_S = 30
+READY_S = 60
 _PR_SET_PDEATHSIG = 1
 
 # Before the schema of `clock_timestamp`, in the search path of the tests' sessions.

@@ -9,14 +9,12 @@ instead of the private ones of a session.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,15 +27,15 @@ import pytest
 from anarchon_backends.rabbitmq import RabbitmqStore
 from anarchon_backends.rabbitmq._address import address_of
 from anarchon_server.core.store import OpenOptions
+from tests.servers.lifetime import die_with_parent
 
 KINDS = ("rabbitmq", "rabbitmq4", "rabbitmq-new")
 VHOST = "anarchon"
-START_S = 50.0
+START_S = 100.0
 _CACHE = Path(__file__).parents[2] / ".cache/rabbitmq"
 _PLACES = {"rabbitmq": Path("/"), "rabbitmq4": _CACHE / "trixie", "rabbitmq-new": _CACHE / "sid"}
 _HELLO = b"AMQP\x00\x00\x09\x01"
 _LOOPBACK = "-kernel inet_dist_use_interface {127,0,0,1}"
-_PDEATHSIG = 1
 
 
 class Missing(Exception):  # noqa: N818 - a fact about the machine
@@ -147,7 +145,7 @@ class Broker:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - it takes no lock
             )
         self.processes.append(process)
 
@@ -215,12 +213,6 @@ class Broker:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-
-def _die_with_parent() -> None:
-    """So that no broker outlives a test run that was killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _in_memory() -> str | None:

@@ -9,7 +9,6 @@ private ones of a session.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib.util
 import os
 import secrets
@@ -17,7 +16,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,9 +32,9 @@ from anarchon_backends.redis_claim._strategies import STRATEGIES
 from anarchon_backends.redis_lease import RedisLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
 from tests.servers import redis8
+from tests.servers.lifetime import die_with_parent
 
-START_S = 20.0
-_PDEATHSIG = 1
+START_S = 60.0
 
 
 class Missing(Exception):  # noqa: N818 - a fact about the machine
@@ -99,7 +97,7 @@ class Server:
                 *self.settings,
             ],
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - it takes no lock
         )
         end = time.monotonic() + START_S
         while not self._answers():
@@ -154,12 +152,6 @@ class Server:
 def select_nothing(seconds: float) -> None:
     """Waits between two looks at a server that gives no other signal."""
     time.sleep(seconds)
-
-
-def _die_with_parent() -> None:
-    """So that no server outlives a test run that was killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def _in_memory() -> str | None:

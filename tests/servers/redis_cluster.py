@@ -19,7 +19,7 @@ from tests.servers import redis
 
 MASTERS = 3
 _SLOTS = 16_384
-_START_S = 30.0
+_START_S = 60.0
 
 
 @dataclass

@@ -12,7 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def run(directory: Path, reason: str, ci: str, *, whole_file: bool = False) -> tuple[int, str]:
+def run(
+    directory: Path, reason: str, ci: str, *, whole_file: bool = False, processes: int = 0
+) -> tuple[int, str]:
     """A run of pytest over two tests that skip for this reason, and one that passes."""
     skip = f"pytest.skip({reason!r}, allow_module_level=True)"
     tests = f"""
@@ -25,6 +27,8 @@ def test_on_none(): pass
 """
     (directory / "test_it.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    if processes:
+        command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadgroup"]
     done = subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", str(directory), str(directory)],
         cwd=ROOT,
@@ -62,6 +66,18 @@ def test_a_file_that_is_left_out_as_a_whole_fails_too(tmp_path: Path) -> None:
     assert "could not be had: nats: no server (1 tests failed)" in said
     ended, said = run(tmp_path, "no store: nats: no server", "", whole_file=True)
     assert "could not be had: nats: no server (1 tests skipped)" in said
+
+
+@pytest.mark.parametrize(("ci", "ended"), [("", 0), ("true", 1)])
+def test_what_was_missing_in_several_processes_is_said_once(
+    ci: str, ended: int, tmp_path: Path
+) -> None:
+    became = "failed" if ci else "skipped"
+    status, said = run(tmp_path, "no store: nats: no server", ci, processes=2)
+    assert status == ended
+    assert said.count(f"could not be had: nats: no server (2 tests {became})") == 1
+    _, said = run(tmp_path, "no store: nats: no server", ci, processes=2, whole_file=True)
+    assert said.count(f"could not be had: nats: no server (1 tests {became})") == 1
 
 
 def test_a_harness_that_fails_by_itself_is_named_as_well(tmp_path: Path) -> None:
