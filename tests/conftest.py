@@ -1,6 +1,4 @@
-"""What every test shares: which run beside each other, and a closing word on missing stores.
-
-`make test` runs the tests in several processes (pytest-xdist), each with servers of its own.
+"""What every test shares: how they are spread (`spreading`), and a closing word on missing stores.
 
 A test that needs a store which is not on this machine skips with a reason that begins with
 `no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`. Each such
@@ -15,12 +13,12 @@ import signal
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent
+from tests import spreading
+
 NO_STORE = "no store:"
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
@@ -32,13 +30,6 @@ def must_be_there(store: str) -> bool:
     return os.environ.get("CI") == "true" and store not in MAY_BE_MISSING
 
 
-TAKE_LONG = ("simulation", "integration", "contract")
-"""Folders whose tests begin first, so that no process is left with a long one at the end."""
-
-SPREAD = ("simulation", "integration")
-"""Folders whose tests each go to whichever process is free; elsewhere those of a file stay together."""
-
-
 def pytest_configure() -> None:
     """Has the programs that tests start hear SIGINT, even where a shell started us to ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -47,44 +38,23 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: a process more than there are cores, as tests also wait; no more than can help."""
-    return min((os.cpu_count() or 1) + 1, 8)
+    """`-n auto`."""
+    return spreading.processes()
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadgroup`: in our groups."""
+    return spreading.scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes run the tests: which go together, and which go first."""
-    if not config.getoption("loadgroup", False):
-        return
+    """Which tests are not measured; where several processes run them, which go first."""
     for item in items:
-        if group := group_of(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_turn)
-
-
-def group_of(item: pytest.Item) -> str:
-    """What a test shares a process with: all on one store, so that few start its server; its file.
-
-    Empty: it shares it with none.
-    """
-    callspec = getattr(item, "callspec", None)
-    given = callspec.params if callspec else {}
-    store = given.get("backend") or given.get("kind") or getattr(given.get("on"), "kind", None)
-    folder = _folder(item)
-    if folder == "contract" and isinstance(store, str):
-        return store
-    return "" if folder in SPREAD else item.path.as_posix()
-
-
-def _turn(item: pytest.Item) -> int:
-    folder = _folder(item)
-    return TAKE_LONG.index(folder) if folder in TAKE_LONG else len(TAKE_LONG)
-
-
-def _folder(item: pytest.Item) -> str:
-    """The folder in `tests` that it lies in, if it does."""
-    parts = item.path.parts
-    return parts[len(TESTS.parts)] if item.path.is_relative_to(TESTS) else ""
+        if not spreading.is_measured(item):
+            item.add_marker(pytest.mark.no_cover)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: spreading.turn_of(item.nodeid))
 
 
 @dataclass(frozen=True, slots=True)
