@@ -122,15 +122,23 @@ async def test_the_exit_status_is_the_result(beside: Beside) -> None:
     (attempt,) = (await beside.run(made))["attempts"]
     assert attempt["failure"]["type"] == "ExitStatus"
     assert attempt["failure"]["message"] == "exit status 3"
-    assert attempt["failure"]["stack_trace"].rstrip().endswith("no such invoice")
+    assert attempt["failure"]["stack_trace"] == "no such invoice", "no trace of Python's"
+    log = beside.programs[0].log.read_text()
+    assert f"ERROR bad {made['slot']} attempt 1: failed: exit status 3" in log
+    assert "Traceback" not in log
 
 
-async def test_a_command_that_is_not_there_has_failed(beside: Beside) -> None:
-    await beside.exec("--job", "none", "--every", "1h", "--", "/nonexistent/program")
+async def test_a_command_that_has_vanished_has_failed(beside: Beside, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    await beside.exec("--job", "none", "--every", "1h", "--", str(program))
+    assert (await beside.trigger("none", "--wait"))["state"] == "success"
+    program.unlink()
     made = await beside.trigger("none", "--wait")
     (attempt,) = (await beside.run(made))["attempts"]
     assert attempt["failure"]["message"] == "exit status 127"
-    assert "/nonexistent/program: No such file or directory" in attempt["failure"]["stack_trace"]
+    assert f"{program}: No such file or directory" in attempt["failure"]["stack_trace"]
 
 
 async def test_s21a_a_cancel_is_sigterm_to_the_whole_group(beside: Beside, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self, TypeVar
+from urllib.parse import unquote
 from uuid import uuid4
 
 import grpc
@@ -22,6 +23,9 @@ from anarchon._transport import CallToken, Endpoint
 from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
 
 TIMEOUT_S = 10.0
+SCOPE_KEY = "anarchon-scope"
+"""In the trailing metadata of an answer that covers less than the namespace: what it covers."""
+
 _PAGE_MAX = 500
 _RequestT = TypeVar("_RequestT")
 _ResponseT = TypeVar("_ResponseT")
@@ -48,11 +52,19 @@ class AdminClient:
         self._endpoint.check_socket()
         self._channel = self._endpoint.sync_channel()
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._scope = ""
 
     @property
     def address(self) -> str:
         """Where the sidecar is."""
         return self._endpoint.address
+
+    @property
+    def scope(self) -> str:
+        """What the last answer covers: empty for the whole namespace, "instance=ID" for what that
+        instance knows of itself, as its store keeps no history.
+        """
+        return self._scope
 
     def list_jobs(self) -> Iterator[admin_pb2.Job]:
         """Yield all jobs, by name; pages are fetched as they are needed."""
@@ -210,9 +222,14 @@ class AdminClient:
         request: _RequestT,
     ) -> _ResponseT:
         try:
-            return method(request, timeout=TIMEOUT_S, metadata=self._token.metadata())
+            answer, call = method.with_call(
+                request, timeout=TIMEOUT_S, metadata=self._token.metadata()
+            )
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
+        trailers = dict(call.trailing_metadata() or ())
+        self._scope = unquote(str(trailers.get(SCOPE_KEY, "")))
+        return answer
 
 
 @contextmanager
