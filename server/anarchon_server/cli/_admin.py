@@ -72,6 +72,18 @@ def with_admin(command: str, args: argparse.Namespace, work: Callable[[AdminClie
     return in_one_line(command, connected)
 
 
+def say_scope(command: str, admin: AdminClient) -> None:
+    """Say on standard error what a list leaves out, where the store keeps no history of others."""
+    if not admin.scope:
+        return
+    who = admin.scope.removeprefix("instance=")
+    print(
+        f"anarchon {command}: this is only what the instance {printable(who)} knows of itself: its "
+        "store keeps no history of the namespace",
+        file=sys.stderr,
+    )
+
+
 def in_one_line(command: str, work: Callable[[], int]) -> int:
     """The exit status of `work`; its error as one line on standard error."""
     try:

@@ -17,7 +17,11 @@ WATCH_EVERY_S = 1.0
 
 _WATCHED_MAX = 500
 _OUTCOME_SHOWN = 100
+_COVERED_MOST = 10_000
+"""From here on the number of slots that a row stands for is not exact."""
+
 _PREFIX = "RUN_STATE_"
+_FINAL = (run_pb2.RUN_STATE_SUCCESS, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_SKIPPED)
 _STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
 _HEADS = ("JOB", "SLOT (UTC)", "STATE", "ATTEMPT", "INSTANCE", "STARTED", "DURATION", "OUTCOME")
 
@@ -95,6 +99,7 @@ def _list(args: argparse.Namespace, admin: AdminClient) -> int:
             admin.get_job(args.job)  # raises where there is none of that name
         print("no runs" if not args.watch else "no runs yet", file=sys.stderr)
     runs = [] if first is None else chain([first], found)
+    _admin.say_scope("runs", admin)
     if args.watch:
         _watch(args, admin, runs)
     elif args.json:
@@ -171,7 +176,13 @@ def _row(found: run_pb2.Run) -> tuple[str, ...]:
 
 def _outcome(found: run_pb2.Run, last: run_pb2.Attempt) -> str:
     """Why the run is where it is: the protocol's reason, what was raised, what was returned."""
-    parts = [found.reason or last.reason, _raised(last), last.result]
+    reason = found.reason or last.reason
+    if found.slots_covered > 1:
+        reason += f" ({found.slots_covered:,} slots)"
+    elif found.blocking_slot:
+        reason += f" ({_admin.shown_slot(found.blocking_slot)})"
+    asked = found.cancel_requested and found.state not in _FINAL and "asked to stop"
+    parts = [reason, asked or "", _raised(last), last.result]
     text = "; ".join(filter(None, parts))
     return text if len(text) <= _OUTCOME_SHOWN else f"{text[: _OUTCOME_SHOWN - 3]}..."
 
@@ -194,12 +205,40 @@ def _show(args: argparse.Namespace, admin: AdminClient) -> int:
         "",
         ("job", found.job),
         ("slot", f"{_admin.shown_slot(found.slot)}  {found.slot}"),
+        ("covers", _covered(found.slots_covered)),
         ("trigger", _admin.word_of(found, "trigger")),
+        ("request", found.request_id),
         ("state", _admin.word_of(found, "state") + because),
+        ("blocked", _blocked(found.blocking_slot)),
+        ("cancel", _cancel(found)),
+        ("retry", _due(found, "next_attempt_time", "due")),
+        ("lease", _due(found, "lease_end_time", "until")),
     )
     for attempt in found.attempts:
         _show_attempt(attempt)
     return 0
+
+
+def _covered(slots: int) -> str:
+    """How many slots a skipped row stands for, where it is more than its own."""
+    if slots <= 1:
+        return ""
+    least = "at least " if slots >= _COVERED_MOST else ""
+    return f"{least}{slots:,} slots, the newest of which is this"
+
+
+def _blocked(slot: int) -> str:
+    return f"by the run of {_admin.shown_slot(slot)}" if slot else ""
+
+
+def _due(found: run_pb2.Run, field: str, word: str) -> str:
+    return f"{word} {_admin.shown_time(found, field)}" if found.HasField(field) else ""
+
+
+def _cancel(found: run_pb2.Run) -> str:
+    if not found.cancel_requested:
+        return ""
+    return ": ".join(filter(None, ("requested", found.cancel_message)))
 
 
 def _show_attempt(attempt: run_pb2.Attempt) -> None:

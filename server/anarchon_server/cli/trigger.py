@@ -103,10 +103,8 @@ def _say(line: str) -> None:
 
 
 def _outcome(made: run_pb2.Run) -> str:
-    state = _admin.word_of(made, "state")
-    if made.reason:
-        return f"{state}, {made.reason}"
-    if made.attempts and made.attempts[-1].HasField("failure"):
-        failure = made.attempts[-1].failure
-        return _admin.printable(f"{state}, {failure.type}: {failure.message}")
-    return state
+    """The state, and why: the protocol's reason, else what was raised."""
+    failure = made.attempts[-1].failure if made.attempts else run_pb2.Failure()
+    raised = ": ".join(filter(None, (failure.type, failure.message)))
+    words = filter(None, (_admin.word_of(made, "state"), made.reason or raised))
+    return _admin.printable(", ".join(words))

@@ -205,7 +205,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         reply = await self._loop.read(lambda: self._store.runs(query))
         if not reply.answers:
             hint = self._hint("", "the runs that it won")
-            raise NotFoundError("run", f"{request.job} {request.slot}", hint)
+            raise NotFoundError("run", f"{job} {wire.slot_text(slot)}", hint)
         return admin_pb2.GetRunResponse(run=wire.run_out(reply.answers[0]))
 
     # ── Instances ───────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ milliseconds); what it means is for the core to judge. Raises `InvalidError` and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -39,6 +40,15 @@ def duration(value_ms: int) -> Duration:
     sign = -1 if value_ms < 0 else 1
     seconds, rest_ms = divmod(abs(value_ms), 1_000)
     return Duration(seconds=sign * seconds, nanos=sign * rest_ms * 1_000_000)
+
+
+def slot_text(slot: int) -> str:
+    """Return a slot as people read it, in UTC; one that no calendar has as it is."""
+    try:
+        text = datetime.fromtimestamp(slot / 1_000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(slot)
+    return text.replace(".000", "").replace("+00:00", "Z")
 
 
 def timestamp(at_ms: int) -> Timestamp:
@@ -416,6 +426,7 @@ def run_out(view: model.RunView) -> run_pb2.Run:
         blocking_slot=run.blocking_slot,
         slots_covered=run.slots_covered,
         cancel_requested=run.cancel is not None,
+        cancel_message=run.cancel_message,
         request_id=run.request_id,
     )
     if run.retry_at is not None and run.state is model.RunState.RETRYING:

@@ -27,6 +27,7 @@ from anarchon_server.core.store import (
     Pause,
 )
 from anarchon_server.loop import Loop
+from anarchon_server.rpc.conversion import slot_text
 
 _NO_JOB = "it is there once an instance has subscribed with it"
 
@@ -84,11 +85,11 @@ class Operator:
         _within("reason", reason.encode(), limits.REASON_MAX_BYTES)
         answer = await self._ask(CancelRun(job, slot, reason))
         if answer.outcome is ControlOutcome.NOT_FOUND:
-            raise NotFoundError("run", f"{job} {slot}")
+            raise NotFoundError("run", f"{job} {slot_text(slot)}")
         assert answer.run is not None, "a cancel shows its run"
         if answer.outcome is ControlOutcome.FINAL:
             state = answer.run.run.state
-            raise RefusedError("RUN_FINAL", f"the run {job} {slot} has ended: {state}")
+            raise RefusedError("RUN_FINAL", f"the run {job} {slot_text(slot)} has ended: {state}")
         return answer.run
 
     # ── The store ───────────────────────────────────────────────────────────────────────────────

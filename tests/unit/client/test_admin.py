@@ -54,6 +54,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.ListInstancesResponse(instances=[instance], next_page_token=token)
 
     def GetInstance(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not request.instance_id:
+            context.set_trailing_metadata((("anarchon-scope", "instance=an%20swering:1"),))
         instance = admin_pb2.Instance(instance_id=request.instance_id or "answering")
         return admin_pb2.GetInstanceResponse(instance=instance)
 
@@ -109,6 +111,18 @@ def test_one_run_and_one_instance_can_be_had(admin: AdminClient) -> None:
     assert [found.instance_id for found in admin.list_instances()] == ["one", "two"]
     assert admin.get_instance().instance_id == "answering"
     assert admin.get_instance("two").instance_id == "two"
+
+
+def test_an_answer_that_covers_one_instance_says_so(admin: AdminClient) -> None:
+    assert admin.scope == ""
+    admin.get_instance()
+    assert admin.scope == "instance=an swering:1"
+    admin.get_instance("two")
+    assert admin.scope == ""
+
+
+def test_it_is_among_the_public_names() -> None:
+    assert anarchon.AdminClient is AdminClient
 
 
 def test_slots_of_a_name_or_of_any_job_can_be_seen(admin: AdminClient, service: Admin) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from anarchon.admin import AdminClient
 from anarchon.v1 import admin_pb2, run_pb2, session_pb2
 from anarchon_server import cli
 from anarchon_server.cli import _admin, jobs, runs
+from anarchon_server.core.store import Capabilities
 from tests.unit.server.sidecars import (
     Sidecar,
     every,
@@ -116,6 +118,51 @@ async def test_one_run_is_shown_in_full_with_its_traces(
     assert found["attempts"][0]["failure"]["stack_trace"] == "line 1"
 
 
+async def test_one_run_is_shown_with_all_that_is_known_of_it(
+    sidecar: Sidecar, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run_pb2.Run(
+        job="a",
+        slot=1_791_633_610_000,
+        trigger=run_pb2.TRIGGER_MANUAL,
+        state=run_pb2.RUN_STATE_SKIPPED,
+        reason="overlap",
+        blocking_slot=1_791_633_600_500,
+        slots_covered=10_000,
+        request_id="r-1",
+        cancel_requested=True,
+    )
+    found.next_attempt_time.FromMilliseconds(1_791_633_620_000)
+    found.lease_end_time.FromMilliseconds(1_791_633_630_000)
+    monkeypatch.setattr(AdminClient, "get_run", lambda *_: found)
+    status, out, _ = await command("runs", "--job", "a", "--slot", "1791633610000")
+    assert status == 0
+    assert out.splitlines() == [
+        "job      a",
+        "slot     2026-10-10T12:00:10Z  1791633610000",
+        "covers   at least 10,000 slots, the newest of which is this",
+        "trigger  manual",
+        "request  r-1",
+        "state    skipped (overlap)",
+        "blocked  by the run of 2026-10-10T12:00:00.500Z",
+        "cancel   requested",
+        "retry    due 2026-10-10T12:00:20Z",
+        "lease    until 2026-10-10T12:00:30Z",
+    ]
+
+
+@pytest.mark.parametrize("name", ["jobs", "runs", "instances"])
+async def test_s30_a_list_of_one_instances_own_says_so(
+    sidecar: Sidecar, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert "only" not in (await command(name))[2]
+    without = property(lambda _: Capabilities("rabbitmq", history=False))
+    monkeypatch.setattr(type(sidecar.store), "capabilities", without)
+    status, _, err = await command(name)
+    assert status == 0
+    assert f"anarchon {name}: this is only what the instance test:1 knows of itself" in err
+
+
 @pytest.mark.usefixtures("history")
 async def test_what_there_is_not_is_said(command: Command) -> None:
     assert await command("runs", "--job", "slow") == (0, "", "no runs\n")
@@ -124,7 +171,7 @@ async def test_what_there_is_not_is_said(command: Command) -> None:
     assert err.startswith("anarchon runs: no job 'nope'")
     status, out, err = await command("runs", "--job", "fast", "--slot", "5")
     assert (status, out) == (1, "")
-    assert err.startswith("anarchon runs: no run 'fast 5'")
+    assert err.startswith("anarchon runs: no run 'fast 1970-01-01T00:00:00.005Z'")
     status, out, err = await command("runs", "--slot", "5")
     assert (status, out, err) == (2, "", "anarchon runs: --slot needs the job too: --job NAME\n")
 
@@ -132,6 +179,12 @@ async def test_what_there_is_not_is_said(command: Command) -> None:
 def test_the_outcome_of_a_run_is_its_reason_its_error_and_its_result() -> None:
     found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SKIPPED, reason="overlap")
     assert runs._row(found)[-1] == "overlap"
+    found.blocking_slot = 1_791_633_600_000
+    assert runs._row(found)[-1] == "overlap (2026-10-10T12:00:00Z)"
+    found = run_pb2.Run(state=run_pb2.RUN_STATE_SKIPPED, reason="missed", slots_covered=1_200)
+    assert runs._row(found)[-1] == "missed (1,200 slots)"
+    found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_RUNNING, cancel_requested=True)
+    assert runs._row(found)[-1] == "asked to stop"
     found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SUCCESS)
     last = found.attempts.add(attempt=1, result="x" * 200)
     last.start_time.FromMilliseconds(1_000)
@@ -180,8 +233,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(runs, "_pause", wait)
-        with pytest.raises(KeyboardInterrupt):
-            runs._list(runs_args("--watch", *flags), None)  # type: ignore[arg-type]
+        with AdminClient("unix:/nobody/is/asked") as admin, pytest.raises(KeyboardInterrupt):
+            runs._list(runs_args("--watch", *flags), admin)
         return capsys.readouterr().out
 
     return watched
