@@ -1,9 +1,10 @@
 """What every test shares: a closing word on the stores that could not be had.
 
 A test that needs a store which is not on this machine skips with a reason that begins with
-`no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`. Each such
-reason is listed once at the end, so that a green run never hides what it did not try. Where `CI` is
-`true` every store must be there, and such a skip is a failure; but for those in `MAY_BE_MISSING`.
+`no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`; one that needs
+a program, with `no tool:`. Each such reason is listed once at the end, so that a green run never
+hides what it did not try. Where `CI` is `true` all of them must be there, and such a skip is a
+failure; but for the stores in `MAY_BE_MISSING`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import pytest
 
-NO_STORE = "no store:"
+NO_STORE, NO_TOOL = "no store:", "no tool:"
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
 """Stores that even CI may lack, and what that leaves untested."""
@@ -28,7 +29,7 @@ def must_be_there(store: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A store that could not be had: its name, and why."""
+    """A store, or a tool, that could not be had: its name, and why."""
 
     store: str
     why: str
@@ -39,12 +40,13 @@ class Missing:
 
 
 def missing_in(reason: str) -> Missing | None:
-    """The store that a skip's reason names, if it names one."""
+    """The store or the tool that a skip's reason names, if it names one."""
     said = reason.removeprefix("Skipped: ").removeprefix("Failed: ")
-    if not said.startswith(NO_STORE):
-        return None
-    store, _, why = said.removeprefix(NO_STORE).partition(":")
-    return Missing(store.strip(), " ".join(why.split()))
+    for begin in (NO_STORE, NO_TOOL):
+        if said.startswith(begin):
+            store, _, why = said.removeprefix(begin).partition(":")
+            return Missing(store.strip(), " ".join(why.split()))
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

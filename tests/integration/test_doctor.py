@@ -71,6 +71,7 @@ def test_a_store_that_serves_is_shown_with_what_holds(
     assert re.search(rf"(?m)^namespace +{store}$", shown)
     dies = "yes: a run whose instance dies is taken over" if store in BACKENDS else "no: "
     assert re.search(rf"(?m)^leases +{dies}", shown)
+    assert re.search(r"(?m)^verified .*this look has made it, if it was not there", shown)
     assert re.search(rf"(?m)^verified +{HOLDS}", shown)
     assert re.search(r"(?m)^verified +a claim takes [\d.]+ ms$", shown)
     assert re.search(

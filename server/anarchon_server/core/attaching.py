@@ -5,7 +5,7 @@ Imports the core's leaves, `jobs`, `holding` and `beating`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from anarchon_server.core import limits
@@ -123,13 +123,27 @@ class Attaching:
                 for session in sessions
             ]
         except AnarchonError as error:
-            context.log(Level.ERROR, "reload_refused", error=str(error))
+            context.log(Level.ERROR, "reload_refused", file=request.file, error=str(error))
             return
+        noted = self._overridden(sessions)
         context.configured = request.jobs
         for session, jobs in zip(sessions, offers, strict=True):
             self._jobs.offer(jobs)
             self._offer_time(session, limits.session_ttl(min(job.lease_ms for job in jobs)))
-        context.log(Level.INFO, "reloaded", jobs=len(request.jobs))
+        context.log(Level.INFO, "reloaded", jobs=len(request.jobs), file=request.file)
+        # An attached client has had its notes already: what is new since then is told here.
+        news = (note for note in self._overridden(sessions) if note not in noted)
+        for note in islice(news, limits.NOTES_MAX):
+            context.log(Level.WARNING, "job_overridden", note=note)
+
+    def _overridden(self, sessions: Iterable[Session]) -> dict[str, None]:
+        """What the configuration says otherwise than these clients: notes, each once, in order."""
+        return dict.fromkeys(
+            note
+            for session in sessions
+            for spec in session.specs
+            for note in laid_over(spec, self._context.configured)[1]
+        )
 
     def _opened(self, request: Subscribe, jobs: tuple[Job, ...]) -> Session:
         context = self._context
@@ -268,8 +282,7 @@ class Attaching:
     def _notes(self, session: Session) -> tuple[str, ...]:
         """What a reader might not expect of the schedules, then those on the clock in words."""
         jobs = tuple(self._jobs_of(session))
-        configured = self._context.configured
-        differing = (note for spec in session.specs for note in laid_over(spec, configured)[1])
+        differing = self._overridden([session])
         unexpected = (f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
         in_words = (f"{job.name}: {words}" for job in jobs if (words := self._in_words(job)))
         notes = tuple(islice(chain(differing, unexpected, in_words), limits.NOTES_MAX + 1))

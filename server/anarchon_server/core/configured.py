@@ -20,14 +20,15 @@ def laid_over(
 ) -> tuple[JobSpec, tuple[str, ...]]:
     """The job as it counts, and a note for each field that both say differently.
 
-    The configuration wins, field by field. A job that is offered by name and configured is, from
-    here on, like one that was stated in full.
+    The configuration wins, field by field. A job that is offered by name, and has a schedule in the
+    configuration, is from here on like one that was stated in full.
     """
     given = configured.get(stated.name)
     if given is None:
         return stated, ()
     notes: list[str] = []
-    changes: dict[str, Any] = {"by_name": False}
+    has_schedule = bool(given.schedule or stated.schedule)
+    changes: dict[str, Any] = {"by_name": stated.by_name and not has_schedule}
     for field in dataclasses.fields(JobSpec):
         value, was = getattr(given, field.name), getattr(stated, field.name)
         if field.name in _OF_THE_CLIENT or not _is_set(field.name, value):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections import Counter
@@ -44,6 +43,7 @@ from tests.contract.harness import (
 )
 from tests.servers import nats
 from tests.servers.proxy import Proxy
+from tests.servers.tools import openssl
 
 SLOT = T0 + PERIOD
 LONG = {"start_deadline_ms": DAY}
@@ -955,9 +955,7 @@ async def until_it_is_denied(node: Node) -> None:
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """An authority of the test's own, and a server's certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
-    common = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    common = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     for name, subject in (("server", "127.0.0.1"), ("stranger", "127.0.0.1"), ("me", "anarchon")):
         subprocess.run(
             [

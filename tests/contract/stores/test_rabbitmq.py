@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import shlex
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,6 +41,7 @@ from anarchon_server.opening import open_store
 from tests.contract.harness import DAY, PERIOD, T0, ClaimOnlyNode, Cluster, FakeClock, Node
 from tests.servers import rabbitmq
 from tests.servers.proxy import Proxy
+from tests.servers.tools import openssl
 
 SLOT = T0 + PERIOD
 ANY_TIME = {"start_deadline_ms": DAY, "overlap": OverlapPolicy.ALLOW}
@@ -1049,13 +1049,11 @@ async def test_a_management_api_that_is_not_there_is_a_doubt(kind: str) -> None:
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, a server's certificate for the loopback, and a client's."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl on this machine")
+    program = openssl()
     made = tmp_path_factory.mktemp("tls")
 
     def run(*words: str) -> None:
-        subprocess.run([openssl, *words], cwd=made, check=True, capture_output=True)
+        subprocess.run([program, *words], cwd=made, check=True, capture_output=True)
 
     new = ["req", "-newkey", "rsa:2048", "-nodes"]
 

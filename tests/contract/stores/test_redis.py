@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +63,7 @@ from tests.contract.harness import (
 )
 from tests.servers import redis
 from tests.servers.proxy import Proxy
+from tests.servers.tools import openssl
 
 SLOT = T0 + PERIOD
 FREE = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY, "previous_slot": None}
@@ -1112,9 +1112,7 @@ async def test_the_password_comes_from_the_url_a_file_or_the_environment(
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """An authority of the test's own, and a server's certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
-    common = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    common = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     for name in ("server", "stranger"):
         subprocess.run(
             [

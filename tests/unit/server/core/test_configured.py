@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anarchon_server.core.configured import laid_over
-from anarchon_server.core.errors import InvalidJobsError
+from anarchon_server.core.errors import InvalidError, InvalidJobsError
 from anarchon_server.core.messages import Attached, Reload
 from anarchon_server.core.model import (
     CronSchedule,
@@ -104,7 +104,18 @@ def test_a_job_offered_by_name_is_run_by_the_configurations_schedule() -> None:
 def test_a_job_offered_by_name_that_is_not_configured_is_refused_by_its_name() -> None:
     _, _, client = started({}, BY_NAME)
     assert isinstance(client.error, InvalidJobsError)
-    assert "add [jobs.sync] to its file" in str(client.error)
+    assert "set every or cron in [jobs.sync] of its file" in str(client.error)
+
+
+def test_a_job_offered_by_name_whose_configuration_has_no_schedule_is_told_what_is_missing() -> (
+    None
+):
+    _, _, client = started({"sync": JobSpec("sync", lease_ms=6_000)}, BY_NAME)
+    assert isinstance(client.error, InvalidJobsError)
+    ((_, _, problem),) = client.error.problems
+    assert isinstance(problem, InvalidError)
+    assert problem.field == "schedule"
+    assert "set every or cron in [jobs.sync]" in problem.expected
 
 
 def test_what_both_say_differently_is_in_the_first_notes_of_the_session() -> None:
@@ -123,6 +134,17 @@ def test_a_reload_changes_schedules_and_policies() -> None:
     assert world.slots() == [10_000, 15_000, 18_000]
     assert len(sidecar.logged("reloaded")) == 1
     assert len([e for e in client.events if isinstance(e, Attached)]) == 1, "the session goes on"
+
+
+def test_what_a_reload_says_otherwise_than_an_attached_client_is_logged_once() -> None:
+    _, sidecar, _ = started({}, every(lease_ms=30_000))
+    sooner = {"sync": JobSpec("sync", lease_ms=6_000)}
+    for jobs in (sooner, sooner, {"sync": JobSpec("sync", lease_ms=9_000)}):
+        sidecar.feed(Reload(jobs))
+    assert [line.fields["note"] for line in sidecar.logged("job_overridden")] == [
+        "sync: lease is 6s by the sidecar's configuration, not 30s",
+        "sync: lease is 9s by the sidecar's configuration, not 30s",
+    ]
 
 
 def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> None:
@@ -145,8 +167,9 @@ def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> 
 )
 def test_a_reload_that_a_job_does_not_survive_changes_nothing(jobs: dict[str, JobSpec]) -> None:
     world, sidecar, client = started(CONFIGURED, BY_NAME)
-    sidecar.feed(Reload(jobs))
-    assert len(sidecar.logged("reload_refused")) == 1
+    sidecar.feed(Reload(jobs, "jobs.toml"))
+    (refused,) = sidecar.logged("reload_refused")
+    assert refused.fields["file"] == "jobs.toml"
     world.run_until(25_000)
     assert world.slots() == [10_000, 20_000]
     assert client.error is None
