@@ -51,7 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "exit status is the result: 0 is success, everything else a failure; the end of the "
         "output is kept in history. The command finds ANARCHON_JOB, ANARCHON_SLOT, "
         "ANARCHON_ATTEMPT, ANARCHON_RUN_TOKEN and ANARCHON_FENCE in its environment. A cancel is "
-        "SIGTERM to its process group, and SIGKILL after --cancel-grace.",
+        "SIGTERM to its process group, and after --cancel-grace SIGKILL to all that it started. The "
+        "exit status is 127 for a command that is not there and 126 for one that cannot be run.",
     )
     parser.add_argument("--job", metavar="NAME", required=True, help="the job's name")
     schedule = parser.add_mutually_exclusive_group(required=True)
