@@ -196,6 +196,10 @@ class Broker:
         self.ctl("start_app")
         return self
 
+    def freeze(self) -> None:
+        """Stops it in the middle of whatever it does, for good: only `kill` comes after this."""
+        self.processes[-1].send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """Ends it at once, as `kill -9` does. Nodes beside it do without a port mapper then."""
         for process in self.processes:

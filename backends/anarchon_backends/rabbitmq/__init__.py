@@ -21,6 +21,7 @@ from anarchon_backends.rabbitmq._claims import Claims, Holder, number_of, queue_
 from anarchon_backends.rabbitmq._connection import AccessDenied, Link, Refused
 from anarchon_backends.rabbitmq._news import News, Win
 from anarchon_backends.rabbitmq._own import Own
+from anarchon_backends.rabbitmq._restarts import Restarts
 from anarchon_server.core import claim_only, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import (
@@ -54,6 +55,8 @@ class RabbitmqStore:
         timeout_ms = options.op_timeout_ms
         self._link = Link(address, f"anarchon {options.namespace}: claims", timeout_ms)
         self._claims = Claims(self._link, address.queue_type, address.retention_ms)
+        self._restarts = Restarts(self._link, self._claims, options.clock)
+        self._link.greet = self._restarts.greet
         self._news = News(address, options.namespace, options.clock, timeout_ms)
         self._own = Own(address.retention_ms)
         self._unanswered: dict[tuple[str, int], port.Claim] = {}
@@ -78,6 +81,7 @@ class RabbitmqStore:
         """Connects and checks. `StoreUnavailable` where the broker cannot be reached."""
         self._closed.clear()
         self._link.start()
+        self._restarts.start()
         location = self._address.location
         try:
             found = await _checks.check(self._link, self._address, self._options.namespace)
@@ -107,6 +111,7 @@ class RabbitmqStore:
     async def close(self) -> None:
         """Closes the connections, and ends the watches."""
         self._closed.set()
+        await self._restarts.close()
         await self._news.close()
         await self._link.close()
 
@@ -151,6 +156,7 @@ class RabbitmqStore:
         if not holder.mine:
             return self._lost(claim, holder.number)
         wins.append(Win(claim.job, claim.slot, number, claim.instance_id))
+        self._restarts.won(claim.job, claim.slot, self._queue(claim.job, claim.slot), number)
         return self._own_answer(claim) or self._won(claim)
 
     def _own_answer(self, claim: port.Claim) -> port.ClaimAnswer | None:
@@ -168,13 +174,16 @@ class RabbitmqStore:
         queue = self._queue(claim.job, claim.slot)
         if claim.may_run:
             holder = await self._claims.declare(
-                queue, number, deadline, lambda: self._untimely(claim) is None
+                queue, number, deadline, lambda: self._may_declare(claim)
             )
             if holder is not None:
                 return holder
         otherwise = port.ClaimOutcome.UNKNOWN if claim.may_run else port.ClaimOutcome.UNCHANGED
         why_not = self._untimely(claim) or otherwise  # the clock may have been set meanwhile
         return await self._claims.look(queue, number, deadline) or why_not
+
+    def _may_declare(self, claim: port.Claim) -> bool:
+        return self._untimely(claim) is None and not self._restarts.holds_back(claim.slot)
 
     def _untimely(self, claim: port.Claim) -> port.ClaimOutcome | None:
         return claim_only.untimely(claim, self._now().at)

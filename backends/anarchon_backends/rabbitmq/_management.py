@@ -17,12 +17,12 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 
 from anarchon_backends.rabbitmq._address import Address
 from anarchon_backends.rabbitmq._claims import queue_of
+from anarchon_backends.rabbitmq._restarts import KHEPRI_ALONE
 from anarchon_server.core.errors import StoreRefused
 from anarchon_server.core.store import Doubt
 
 _TIMEOUT_S = 2.0
 _ANSWER_MAX = 4_000_000
-_KHEPRI_ALONE = (4, 3)
 _QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
 
 _KHEPRI_HOLDS = (
@@ -38,7 +38,7 @@ async def look(
 
     Raises `StoreRefused` for a policy that makes the broker forget claims too soon.
     """
-    khepri = version >= _KHEPRI_ALONE
+    khepri = version >= KHEPRI_ALONE
     if not address.management:
         return ([_KHEPRI_HOLDS] if khepri else []), _not_seen(khepri=khepri)
     try:

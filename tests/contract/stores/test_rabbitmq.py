@@ -30,6 +30,7 @@ from anarchon_backends.rabbitmq._claims import (
     queue_of,
 )
 from anarchon_backends.rabbitmq._connection import AccessDenied, Link, Refused
+from anarchon_backends.rabbitmq._restarts import HELD_MS, Restarts
 from anarchon_server.core.errors import (
     OutcomeUnknown,
     StoreError,
@@ -46,6 +47,7 @@ from tests.servers.proxy import Proxy
 SLOT = T0 + PERIOD
 ANY_TIME = {"start_deadline_ms": DAY, "overlap": OverlapPolicy.ALLOW}
 PAGE = Path(__file__).parents[3] / "docs/stores/rabbitmq.md"
+MNESIA = ("rabbitmq", "rabbitmq4")
 VERSIONS = {"rabbitmq": "3.10.", "rabbitmq4": "4.0.", "rabbitmq-new": "4."}
 OLDER = {"3.10.": "3.09.", "4.0.": "2.0.", "4.": "2."}
 
@@ -479,52 +481,161 @@ def run_of(claim: Claim) -> RunView:
 async def test_s10_kill_9_under_load_loses_no_claim_and_gives_none_twice(
     kind: str, queue_type: str, start: Callable[..., rabbitmq.Broker]
 ) -> None:
-    """The instances are back by themselves. With Mnesia a slot that was won in the moment of the kill
-    was once seen to be won again, why is not known: of the last two a node, that is let pass.
+    """The instances are back by themselves. The kill meets calls under way: the broker is stopped
+    before it, until one of them has gone without an answer.
     """
     broker = await asyncio.to_thread(start, kind)
     slots = range(T0 + PERIOD, T0 + 151 * PERIOD, PERIOD)
     won: list[tuple[int, str]] = []
-    failed = 0
+    unknown = 0
+    dying, back, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with cluster_on(f"{broker.url}?queue_type={queue_type}#") as cluster:
         nodes = [await cluster.node(op_timeout_ms=1_000) for _ in range(4)]
         for node in nodes:
             await node.register()
         cluster.advance_to(slots[-1])
 
+        async def answered(node: Node, claim: Claim) -> ClaimOutcome:
+            nonlocal unknown
+            while True:
+                try:
+                    outcome = (await node.ask(claim)).outcome
+                except StoreError as error:
+                    unknown += isinstance(error, OutcomeUnknown)
+                    if dying.is_set():
+                        await back.wait()
+                    continue
+                if outcome is not ClaimOutcome.UNKNOWN:
+                    return outcome
+                await released.wait()  # it is held back
+
         async def work(node: Node) -> None:
-            nonlocal failed
             for slot in slots:
                 claim: Claim = node.wish(slot, **ANY_TIME)
-                while True:
-                    try:
-                        answer = await node.ask(claim)
-                    except StoreError:
-                        failed += 1
-                        await asyncio.sleep(0.05)  # the loop's back-off
-                        continue
-                    break
-                if answer.outcome is ClaimOutcome.WON:
+                if await answered(node, claim) is ClaimOutcome.WON:
                     won.append((slot, claim.token))
 
         working = [asyncio.create_task(work(node)) for node in nodes]
         await until(lambda: len(won) >= len(slots) // 2)
+        unknown = 0
+        dying.set()
+        broker.freeze()
+        await until(lambda: unknown > 0)
         broker.kill()
-        just_said = {slot for slot, _ in won[-2 * len(nodes) :]}
         await asyncio.to_thread(broker.start)
+        back.set()
+        for node in nodes:
+            await has_put_back(node)
+        cluster.advance(HELD_MS)
+        released.set()
         await asyncio.gather(*working)
-        times = Counter(slot for slot, _ in won)
-        assert sorted(times) == list(slots), "each slot has a winner"
-        twice = {slot for slot, winners in times.items() if winners > 1}
-        assert twice <= (set() if kind == "rabbitmq-new" else just_said), "and no other"
-        assert failed > 0, "the kill was felt"
+        assert sorted(slot for slot, _ in won) == list(slots), "each slot has one winner"
         late = await cluster.node(op_timeout_ms=10_000)
         wishes = [late.wish(slot, **ANY_TIME) for slot in slots]
         answers = (await late.store.claim(wishes)).answers
         shown = [a.run.run.token for a in answers if a.run]
         assert {answer.outcome for answer in answers} == {"lost"}
-        kept = [token for _, token in sorted(dict(won).items())]
-        assert shown == [f"#{number_of(token)}" for token in kept], "and it is kept"
+        assert shown == [f"#{number_of(token)}" for _, token in sorted(won)], "and it is kept"
+
+
+async def has_put_back(node: Node) -> None:
+    """Waits until the broker knows again what this instance won last."""
+    while not await restarts_of(node)._put_back():
+        pass
+
+
+def restarts_of(node: Node) -> Restarts:
+    assert isinstance(node.store, RabbitmqStore)
+    return node.store._restarts
+
+
+@asynccontextmanager
+async def forgotten_by(
+    broker: rabbitmq.Broker,
+) -> AsyncIterator[tuple[Cluster, Node, RunView, Node]]:
+    """A slot, its winner, and another instance that has not heard of it, after a kill that made
+    Mnesia forget the claim. The winner does nothing about that before its `_restarts` is started.
+
+    Mnesia forgets a transaction whose commit it has written down and whose outcome it has not,
+    which is up to a process that nobody waits for. It is kept from its work here; on a busy
+    machine it may be late by itself.
+    """
+    async with cluster_on(f"{broker.url}#") as cluster:
+        winner, rival = await cluster.nodes_of(2)
+        await mute(winner)
+        cluster.advance_to(SLOT)
+        await asyncio.to_thread(broker.ctl, "eval", "sys:suspend(mnesia_recover).")
+        won = await winner.win(SLOT)
+        await restarts_of(winner).close()
+        broker.kill()
+        await asyncio.to_thread(broker.start)
+        assert await reached(rival, SLOT) is ClaimOutcome.UNKNOWN, "nobody has it, nobody may"
+        yield cluster, winner, won, rival
+
+
+async def reached(node: Node, slot: int) -> ClaimOutcome:
+    """The broker's first answer. That its last connection is lost an instance notices once."""
+    while True:
+        try:
+            return (await node.claim(slot, **ANY_TIME)).outcome
+        except StoreError:
+            pass
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", MNESIA)
+async def test_s10_a_claim_that_the_killed_broker_has_forgotten_is_put_back(
+    kind: str, start: Callable[..., rabbitmq.Broker]
+) -> None:
+    """The broker acknowledged it. Its winner lives, and declares it again before others may."""
+    broker = await asyncio.to_thread(start, kind)
+    async with forgotten_by(broker) as (cluster, winner, won, rival):
+        restarts_of(winner).start()
+        while (outcome := await reached(rival, SLOT)) is ClaimOutcome.UNKNOWN:
+            pass
+        assert outcome is ClaimOutcome.LOST
+        cluster.advance(HELD_MS)
+        (late,) = await cluster.nodes_of(1)
+        for other in (rival, late):
+            assert await reached(other, SLOT) is ClaimOutcome.LOST
+        assert (await winner.complete(won)).outcome == "recorded"
+
+
+@pytest.mark.timeout(180)
+async def test_s10_slots_due_before_a_restart_are_held_back_and_later_ones_are_not(
+    start: Callable[..., rabbitmq.Broker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A winner that is back later than that finds its slot taken, and says so."""
+    broker = await asyncio.to_thread(start, "rabbitmq4")
+    async with forgotten_by(broker) as (cluster, winner, _, rival):
+        (late,) = await cluster.nodes_of(1)
+        cluster.advance(3_000)
+        assert await reached(late, SLOT) is ClaimOutcome.UNKNOWN
+        assert await reached(late, cluster.now) is ClaimOutcome.WON
+        cluster.advance(HELD_MS - 3_001)
+        assert await reached(rival, SLOT) is ClaimOutcome.UNKNOWN
+        cluster.advance(1)
+        assert await reached(rival, SLOT) is ClaimOutcome.WON
+        await has_put_back(winner)
+        (record,) = (each for each in caplog.records if each.message == "claim_forgotten")
+        assert record.fields == {"job": "job", "slot": SLOT}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", MNESIA)
+async def test_without_permission_to_see_a_restart_every_connection_counts_as_one(
+    kind: str,
+) -> None:
+    broker = rabbitmq.session_broker(kind)
+    if "blind\t" not in broker.ctl("list_users"):
+        broker.ctl("add_user", "blind", "blind")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "blind", ".*", "^$", ".*")
+    url = rabbitmq.fresh_url(kind).replace("guest:guest", "blind:blind")
+    async with cluster_on(url) as cluster:
+        cluster.advance_to(SLOT)
+        (node,) = await cluster.nodes_of(1)
+        assert await reached(node, SLOT) is ClaimOutcome.UNKNOWN
+        cluster.advance(HELD_MS)
+        assert await reached(node, SLOT) is ClaimOutcome.WON
 
 
 async def test_connections_that_an_operator_closes_are_opened_again(kind: str) -> None:
@@ -805,7 +916,7 @@ async def test_a_start_says_what_it_has_verified(kind: str) -> None:
     verified, _ = await report_of(rabbitmq.session_url(kind) + "?queue_type=quorum")
     assert "claims are quorum queues" in verified
     assert doubts.count("\n") == 0
-    names = rabbitmq.session_broker(kind).ctl("list_queues", "name")
+    names = rabbitmq.session_broker(kind).ctl("list_queues", "-p", rabbitmq.VHOST, "name")
     assert "probe" not in names, "nothing of the trial is left"
 
 
