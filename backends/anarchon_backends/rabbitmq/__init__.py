@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 
 LEAST_GAP_MS = 5_000
 _UNANSWERED_MAX = 10_000
+_FORGOTTEN_EARLY_MS = 60_000  # before its retention is over by any clock; no deadline is so late
 
 
 def open_store(url: str, options: port.OpenOptions) -> port.Store:
@@ -186,6 +187,10 @@ class RabbitmqStore:
         return self._untimely(claim) is None and not self._restarts.holds_back(claim.slot)
 
     def _untimely(self, claim: port.Claim) -> port.ClaimOutcome | None:
+        """By this machine's clock; and late by the clock of another, if it was forgotten by that."""
+        forgotten_before = self._news.latest() - self._address.retention_ms + _FORGOTTEN_EARLY_MS
+        if claim.slot < forgotten_before:
+            return port.ClaimOutcome.LATE
         return claim_only.untimely(claim, self._now().at)
 
     def _won(self, claim: port.Claim) -> port.ClaimAnswer:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from anarchon_backends.rabbitmq import RabbitmqStore, _management
+from anarchon_backends.rabbitmq import RabbitmqStore, _management, _own
 from anarchon_backends.rabbitmq._address import Address, address_of
 from anarchon_backends.rabbitmq._claims import (
     Claims,
@@ -37,8 +37,17 @@ from anarchon_server.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from anarchon_server.core.model import Outcome, OverlapPolicy, Reason, RunState, RunView
-from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions
+from anarchon_server.core.machine import Moment
+from anarchon_server.core.model import (
+    Outcome,
+    OverlapPolicy,
+    Reason,
+    Run,
+    RunState,
+    RunView,
+    Trigger,
+)
+from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, PrunePolicy
 from anarchon_server.opening import open_store
 from tests.contract.harness import DAY, PERIOD, T0, ClaimOnlyNode, Cluster, FakeClock, Node
 from tests.servers import rabbitmq
@@ -649,13 +658,11 @@ async def test_connections_that_an_operator_closes_are_opened_again(kind: str) -
         assert await answer_of(other, other.wish(SLOT)) is ClaimOutcome.LOST
         store = other.store
         assert isinstance(store, RabbitmqStore)
-        for slot in range(SLOT + 1, SLOT + 500):  # it listens again before long
-            await node.win(slot)
-            if store._news.winner("job", slot - 1):
-                break
-            await asyncio.sleep(0.01)
-        else:
-            raise AssertionError("it heard of none of them")
+        slot = SLOT
+        while not store._news.winner("job", slot - 1):  # it listens again before long
+            slot += 1
+            await node.win(slot, **ANY_TIME)
+            cluster.advance(1)
 
 
 @pytest.mark.timeout(120)
@@ -824,7 +831,8 @@ async def test_what_is_announced_is_input(kind: str) -> None:
         cluster.advance_to(SLOT)
         store = node.store
         assert isinstance(store, RabbitmqStore)
-        good = {"sender": "s", "instance": "i", "at": cluster.now, "won": [["job", SLOT, 7]]}
+        good = {"sender": "s", "instance": "i", "at": cluster.now, "retention_ms": 3_600_000}
+        good["won"] = [["job", SLOT, 7]]
         bad: list[object] = [
             {},
             [],
@@ -837,6 +845,7 @@ async def test_what_is_announced_is_input(kind: str) -> None:
             {**good, "won": [["j" * 129, SLOT, 7]]},
             {**good, "won": 7},
             {**good, "at": "soon"},
+            {**good, "retention_ms": "long"},
         ]
         bodies = [json.dumps(each).encode() for each in bad]
         bodies += [b"", b"\xff", b"[" * 10_000, b"{", b"x" * 1_100_000]
@@ -891,6 +900,63 @@ async def test_s01_clocks_that_differ_are_warned_of_once_an_hour(
         assert await hears_of(slow, -2_001, 1) == []
         assert await hears_of(slow, -2_001, 60) == [("host:2", -2_001)]
         assert await hears_of(slow, -2_001, 60) == []
+
+
+async def test_s10_a_clock_that_is_behind_by_the_retention_wins_nothing_again(kind: str) -> None:
+    """What is forgotten by the clock of another instance is late here too, for as long as that was
+    heard of lately.
+    """
+    async with cluster_on(rabbitmq.fresh_url(kind)) as cluster:
+        node, ahead = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        for each in (node, ahead):
+            assert isinstance(each.store, RabbitmqStore)
+        hour_ms = 3_600_000
+        ahead.store._news._clock = FakeClock((SLOT + hour_ms) * 1_000)  # type: ignore[attr-defined]
+        await ahead.win(SLOT - 1, **ANY_TIME)
+        news = node.store._news  # type: ignore[attr-defined]
+        await until(lambda: news.winner("job", SLOT - 1) is not None)
+        assert (await node.claim(SLOT, **ANY_TIME)).outcome == "late"
+        assert (await node.claim(SLOT + 59_999, **ANY_TIME)).outcome == "late"
+        cluster.advance(60_000)
+        assert (await node.claim(SLOT + 119_999, **ANY_TIME)).outcome == "late"
+        assert (await node.claim(SLOT + 120_000, **ANY_TIME)).outcome == "early"
+        cluster.advance(540_001)
+        assert (await node.claim(SLOT, **ANY_TIME)).outcome == "won"
+
+
+async def test_a_retention_that_differs_is_warned_of(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = rabbitmq.fresh_url(kind)
+    async with cluster_on(url) as cluster:
+        node = await cluster.node()
+        cluster.database = Database(url.replace("#", "?retention=2h#"))
+        other = await cluster.node()
+        store = node.store
+        assert isinstance(store, RabbitmqStore)
+        cluster.advance_to(SLOT)
+        for slot in (SLOT, SLOT - 1):
+            await other.win(slot)
+            await until(lambda slot=slot: store._news.winner("job", slot) is not None)  # type: ignore[misc]
+        (record,) = (each for each in caplog.records if each.message == "retention_differs")
+        said = {"instance": "host:2", "ours_ms": 3_600_000, "theirs_ms": 7_200_000}
+        assert record.fields == said  # type: ignore[attr-defined]
+
+
+def test_what_an_instance_remembers_of_runs_that_history_has_dropped_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_own, "DECIDED_MAX", 2)
+    own = _own.Own(kept_ms=DAY)
+    now = Moment(T0 * 1_000, 0, "boot", steady=True)
+    for slot in (T0 - 3, T0 - 2, T0 - 1):
+        run = Run("job", slot, Trigger.SCHEDULE, RunState.SUCCESS, max_attempts=1, ended_at=slot)
+        own.save(run)
+    assert own.prune(PrunePolicy(history_ms=DAY, history_max=0, batch=10), now) == 3
+    assert own.run("job", T0 - 3) is None
+    assert own.run("job", T0 - 2) is not None
+    assert own.run("job", T0 - 1) is not None
 
 
 # Checks at start, each made to fail once
@@ -1154,6 +1220,34 @@ async def test_a_management_api_that_is_not_there_is_a_doubt(kind: str) -> None:
     assert ("partitions" in doubts) == (kind != "rabbitmq-new")
 
 
+@asynccontextmanager
+async def http_server(answer: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """One that gives everybody this answer, and where it is; and what it was asked."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(f"HTTP/1.1 {answer}\r\nConnection: close\r\n\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary", "308 Permanent"])
+async def test_a_management_api_that_points_elsewhere_is_not_followed(status: str) -> None:
+    """The password would be sent along."""
+    async with (
+        http_server("200 OK\r\nContent-Length: 2\r\n\r\n[]") as (elsewhere, asked_there),
+        http_server(f"{status}\r\nLocation: {elsewhere}/api/nodes") as (here, asked),
+    ):
+        _, doubts = await report_of(f"{rabbitmq.session_url('rabbitmq')}?management={here}")
+    assert f"did not answer as it should (HTTP {status[:3]})" in doubts
+    assert len(asked) == 1
+    assert asked_there == []
+
+
 # TLS
 
 
@@ -1162,7 +1256,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, a server's certificate for the loopback, and a client's."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("no openssl on this machine")
+        rabbitmq.not_there("openssl", "it makes the certificates")
     made = tmp_path_factory.mktemp("tls")
 
     def run(*words: str) -> None:
@@ -1183,23 +1277,34 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_tls_with_an_authority_and_a_certificate_of_our_own(
     kind: str, start: Callable[..., rabbitmq.Broker], certificates: Path
 ) -> None:
-    (port,) = rabbitmq.free_ports(1)
+    port, management_port = rabbitmq.free_ports(2)
     broker = await asyncio.to_thread(
         start,
         kind,
+        "management.ssl.ip = 127.0.0.1",
+        f"management.ssl.port = {management_port}",
+        f"management.ssl.cacertfile = {certificates}/ca.pem",
+        f"management.ssl.certfile = {certificates}/server.pem",
+        f"management.ssl.keyfile = {certificates}/server.key",
         f"listeners.ssl.1 = 127.0.0.1:{port}",
         f"ssl_options.cacertfile = {certificates}/ca.pem",
         f"ssl_options.certfile = {certificates}/server.pem",
         f"ssl_options.keyfile = {certificates}/server.key",
         "ssl_options.verify = verify_peer",
         "ssl_options.fail_if_no_peer_cert = true",
+        plugins=("rabbitmq_management",),
     )
-    await until(lambda: rabbitmq.is_listening(port))
+    for each in (port, management_port):
+        await until(lambda each=each: rabbitmq.is_listening(each))  # type: ignore[misc]
     url = through_port(broker.url, port).replace("amqp:", "amqps:")
     known = f"tls_ca={certificates}/ca.pem"
     ours = f"tls_cert={certificates}/client.pem&tls_key={certificates}/client.key"
     verified, _ = await report_of(f"{url}?{known}&{ours}")
     assert "a claim has one winner" in verified
+    managed = f"management=https://127.0.0.1:{management_port}"
+    assert (await report_of(f"{url}?{known}&{ours}&{managed}"))[1] == ""
+    plain = f"{broker.url}?{managed}"
+    assert "CERTIFICATE_VERIFY_FAILED" in (await report_of(plain))[1], "it is not the system's"
     await report_of(f"{url}?tls_verify=none&{ours}")
     with pytest.raises(StoreRefused, match="tls_ca names a file with the authorities"):
         await report_of(f"{url}?{ours}")
