@@ -4,8 +4,9 @@ Atomic here: `queue.declare`. The queue of a slot carries 62 bits of the winner'
 arguments; to declare it with the same is to have won, also when repeated, and with others it is
 refused. Whose clock decides: this machine's, just before the declaration is sent, as RabbitMQ has
 none. What it cannot do: leases and all that needs them, and history; what is shown of runs, jobs
-and instances is this instance's own. What it can lose: claims younger than `retention`, where a
-cluster is partitioned and its nodes keep their declarations in Mnesia without `pause_minority`.
+and instances is this instance's own. What it can lose, where the broker keeps its declarations in
+Mnesia: claims younger than `retention`, where a cluster is partitioned without `pause_minority`; and
+claims of the last moments before the broker was killed, where their winner is not back soon.
 Imports the port, the rules, the model, the standard library and aiormq.
 """
 

@@ -21,9 +21,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import AMQPChannelError
 
 from anarchon_backends.rabbitmq._claims import Claims
@@ -32,9 +33,7 @@ from anarchon_server.core.errors import StoreError
 from anarchon_server.core.store import StoreClock
 
 KHEPRI_ALONE = (4, 3)  # from this version on there is no Mnesia
-HELD_MS = (
-    10_000  # for how long after a restart slots that were due before it wait for their winners
-)
+HELD_MS = 10_000  # how long after a restart the slots that were due before it wait for winners
 UNSURE_MS = 10_000  # how old a claim is at most that a broker forgets
 
 # Of no namespace and no job, as what they say holds for the whole virtual host.
@@ -75,6 +74,7 @@ class Restarts:
         self._claims = claims
         self._clock = clock
         self._recent: deque[_Won] = deque(maxlen=_RECENT_MAX)
+        self._connection: AbstractConnection | None = None  # the newest, until it is lost
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._may_forget = False
@@ -105,6 +105,8 @@ class Restarts:
         self._recent.append(_Won(now, job, slot, queue, number))
         while self._recent[0].at < now - UNSURE_MS:
             self._recent.popleft()
+        if self._connection is None:  # it was lost with the answer
+            self._lost.set()
 
     # On each new connection
 
@@ -121,8 +123,9 @@ class Restarts:
         wall, boot = self._clock.wall_us() // 1_000, self._clock.boot_ms()
         self._since = min(await self._running_since(channel, wall), wall)
         self._held_until = boot + max(0, self._since + HELD_MS - wall)
-        opened = await channel()
-        opened.connection.closing.add_done_callback(self._has_lost)
+        connection = (await channel()).connection
+        self._connection = connection
+        connection.closing.add_done_callback(partial(self._has_lost, connection))
 
     async def _running_since(
         self, channel: Callable[[], Awaitable[AbstractChannel]], now: int
@@ -152,9 +155,11 @@ class Restarts:
                 )
         return since
 
-    def _has_lost(self, closing: asyncio.Future[Any]) -> None:
+    def _has_lost(self, connection: AbstractConnection, closing: asyncio.Future[Any]) -> None:
         if not closing.cancelled():
             closing.exception()  # which is not news here
+        if connection is self._connection:
+            self._connection = None
         self._lost.set()
 
     # After a connection was lost

@@ -631,13 +631,29 @@ async def test_s10_slots_due_before_a_restart_are_held_back_and_later_ones_are_n
 
 
 @pytest.mark.parametrize("kind", MNESIA)
+async def test_s10_what_was_won_with_the_last_answer_of_a_connection_is_put_back(kind: str) -> None:
+    async with behind_a_proxy(kind) as (proxy, cluster, through, _):
+        proxy.cut()
+        await has_noticed(through)
+        queue = passing_of("default", "last")
+        restarts_of(through).won("job", SLOT, queue, 7)
+        assert isinstance(cluster.database, Database)
+        async with linked(cluster.database.url) as link:
+            claims = Claims(link, "classic", 600_000)
+            while not await claims.exists(queue, link.deadline()):
+                pass
+            assert await claims.declare(queue, 8, link.deadline()) == Holder(False, 7)
+            await claims.delete(queue, link.deadline())
+
+
+@pytest.mark.parametrize("kind", MNESIA)
 async def test_without_permission_to_see_a_restart_every_connection_counts_as_one(
     kind: str,
 ) -> None:
     broker = rabbitmq.session_broker(kind)
     if "blind\t" not in broker.ctl("list_users"):
         broker.ctl("add_user", "blind", "blind")
-    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "blind", ".*", "^$", ".*")
+    broker.ctl("set_permissions", "-p", rabbitmq.VHOST, "blind", "^an[.][^.]", ".*", ".*")
     url = rabbitmq.fresh_url(kind).replace("guest:guest", "blind:blind")
     async with cluster_on(url) as cluster:
         cluster.advance_to(SLOT)
@@ -717,7 +733,7 @@ async def test_s10_a_cluster_that_loses_nodes_gives_no_slot_twice(
         async with cluster_on("") as cluster:
             nodes = []
             for way in ((first, second), (second, first), (first, third)):
-                cluster.database = Database(f"{url_of(*way)}?queue_type=quorum#")
+                cluster.database = Database(f"{url_of(*way)}?queue_type=quorum&retention=31d#")
                 nodes.append(await cluster.node(op_timeout_ms=1_000))
             cluster.advance_to(T0 + 10_000 * PERIOD)
             stop = asyncio.Event()
