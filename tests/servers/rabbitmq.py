@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Self
+from typing import NoReturn, Self
 
 import pytest
 
@@ -196,6 +196,10 @@ class Broker:
         self.ctl("start_app")
         return self
 
+    def freeze(self) -> None:
+        """Stops it in the middle of whatever it does, for good: only `kill` comes after this."""
+        self.processes[-1].send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """Ends it at once, as `kill -9` does. Nodes beside it do without a port mapper then."""
         for process in self.processes:
@@ -258,7 +262,7 @@ def private(kind: str, *settings: str) -> Broker:
     return Broker(kind, settings)
 
 
-def not_there(kind: str, why: str) -> Any:
+def not_there(kind: str, why: str) -> NoReturn:
     """Skips, and where every store must be there fails: Debian's newest may be in the making."""
     if os.environ.get("CI", "").lower() in ("1", "true") and kind != "rabbitmq-new":
         pytest.fail(f"no store: {kind}: {why}")
