@@ -46,6 +46,7 @@ STEPS = {
     "trigger": {"payload", "as"},
     "cancel_run": set(),
     "run": {"is"},
+    "job": {"is"},
 }
 _KEYS = {
     "title",

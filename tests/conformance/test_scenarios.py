@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -70,12 +71,13 @@ class Stage:
 async def stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Stage]:
-    cases = [
-        (item.callspec.params["key"], item.callspec.params["scenario"])
+    name = test_the_client_does_as_the_scenario_says.__name__
+    params: list[dict[str, Any]] = [
+        item.callspec.params
         for item in request.session.items
-        if isinstance(item, pytest.Function)
-        and item.originalname == test_the_client_does_as_the_scenario_says.__name__
+        if isinstance(item, pytest.Function) and item.originalname == name
     ]
+    cases = [(each["key"], each["scenario"]) for each in params]
     stage = Stage(
         [case for case in cases if not language(case[0]).missing_tools()],
         tmp_path_factory.mktemp("conformance"),
