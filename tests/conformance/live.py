@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from anarchon import NotFoundError, SidecarUnavailableError
 from anarchon.admin import AdminClient
-from tests.conformance.player import STEP_S, Player, ScenarioError, Step
+from tests.conformance.player import STEP_S, Player, Step
 from tests.conformance.registry import Language
-from tests.conformance.scenario import Scenario
+from tests.conformance.scenario import Scenario, ScenarioError
 from tests.conformance.testee_process import Testee
 from tests.integration.harness import Process, free_port
 

@@ -20,15 +20,11 @@ from anarchon.v1 import session_pb2
 from tests.conformance.matching import Bound, differences, made
 from tests.conformance.puppet import INTERVAL, TTL, Ending, Puppet
 from tests.conformance.registry import Language
-from tests.conformance.scenario import Scenario
+from tests.conformance.scenario import Scenario, ScenarioError
 from tests.conformance.testee_process import TO_BE_EXPECTED, Line, Testee
 
 STEP_S = 30.0
 Step = dict[str, Any]
-
-
-class ScenarioError(AssertionError):
-    """The client did not do what the scenario expects."""
 
 
 class Player:
@@ -37,8 +33,12 @@ class Player:
     def __init__(self, scenario: Scenario, language: Language, folder: Path) -> None:
         self.scenario = scenario
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.changed = asyncio.Event()
         self.bound: Bound = {}
+        self.step_s = STEP_S
+        self.env: dict[str, str] = {}
+        """Of the testee, besides what every one has."""
         self.at = "before the first step"
         self._language = language
         self.testee = Testee(language, folder / "testee.log", self.changed)
@@ -94,12 +94,12 @@ class Player:
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until `condition` holds; it is looked at whenever something has come."""
         try:
-            async with asyncio.timeout(STEP_S):
+            async with asyncio.timeout(self.step_s):
                 while not condition():
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise ScenarioError(f"waited {STEP_S:.0f} s for {what}") from None
+            raise ScenarioError(f"waited {self.step_s:.0f} s for {what}") from None
 
     async def _told(self, what: str, wanted: Mapping[str, Any]) -> None:
         near: list[str] = []
@@ -176,7 +176,7 @@ class PuppetPlayer(Player):
         await self.puppet.start()
         if self.scenario.away:
             await self.puppet.stop()
-        env = {"ANARCHON_ADDRESS": self.puppet.address}
+        env = {**self.env, "ANARCHON_ADDRESS": self.puppet.address}
         config = dict(self.scenario.testee)
         token = config.pop("token", self.scenario.token)
         if token:

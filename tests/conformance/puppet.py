@@ -22,6 +22,7 @@ from grpc import aio
 from anarchon._duration import to_ms, to_timedelta, wire_to_ms
 from anarchon.v1 import session_pb2, session_pb2_grpc
 from tests.conformance.matching import Bound, made
+from tests.conformance.scenario import ScenarioError
 
 INTERVAL, TTL = "200ms", "15s"
 """What Attached says where a scenario does not."""
@@ -139,7 +140,7 @@ class Puppet(session_pb2_grpc.SessionServiceServicer):
 
     def _open_stream(self) -> _Stream:
         if self._stream is None:
-            raise AssertionError("the scenario has no open stream here: expect Subscribe first")
+            raise ScenarioError("there is no open stream, as the scenario has it here")
         return self._stream
 
     def answer(self, *, keep_alive: dict[str, Any] | None = None, complete: Any = None) -> None:

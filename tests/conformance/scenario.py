@@ -64,6 +64,10 @@ _KEYS = {
 _LISTEN = {"tcp", "unix", "tls"}
 
 
+class ScenarioError(AssertionError):
+    """The client did not do what the scenario expects."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One file."""
