@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -143,7 +144,9 @@ class Player:
             raise ScenarioError(f"it printed what it should not have: {rest}")
         tokens = {line["token"] for line in self.testee.lines if "token" in line}
         log = self.testee.log.read_text("utf-8", "replace")
-        logged = [token for token in tokens if token in log]
+        logged = [
+            token for token in tokens if re.search(rf"(?<![\w-]){re.escape(token)}(?![\w-])", log)
+        ]
         if logged:
             raise ScenarioError(f"tokens are authority, and its log has {logged}")
 
