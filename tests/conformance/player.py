@@ -169,7 +169,9 @@ class PuppetPlayer(Player):
         self._sockets = Path(mkdtemp(prefix="anarchon-"))
         self._token_file = folder / "token"
         tls = certificate() if scenario.listen == "tls" else None
-        is_unix = scenario.listen == "unix"
+        is_unix = scenario.listen.startswith("unix")
+        if scenario.listen == "unix-open":
+            self._sockets.chmod(0o777)
         address = f"unix:{self._sockets / 's'}" if is_unix else "127.0.0.1:0"
         self.puppet = Puppet(address, self.changed, self.bound, token=scenario.token, tls=tls)
         self._slots = 1_791_633_610_000
@@ -187,7 +189,8 @@ class PuppetPlayer(Player):
             env["ANARCHON_TOKEN_FILE"] = str(self._token_file)
         if self._tls is not None:
             config["ca_file"] = str(self._tls[0])
-        await self.testee.start(config, env)
+        await self.testee.start(config, {**env, **self.scenario.env})
+        self.bound.update(_identity(self.testee.pid))
 
     async def destroy(self) -> None:
         await super().destroy()
@@ -258,6 +261,8 @@ class PuppetPlayer(Player):
                 self.puppet.end(Ending(**values))
             case {"keep_alives": values}:
                 self.puppet.answer(keep_alive=values)
+            case {"answer": values}:
+                self.puppet.answer_held(values)
             case {"receipts": values}:
                 self.puppet.answer(complete=values)
             case {"refuse": values}:
@@ -402,6 +407,16 @@ class PuppetPlayer(Player):
             for call in self.puppet.calls[-10:]
         ]
         return "\n".join([*calls, super().report()])
+
+
+def _identity(pid: int) -> Bound:
+    """What a client is to say of its process, for scenarios to name; zeros where there is no /proc."""
+    proc = Path(f"/proc/{pid}")
+    if not proc.exists():
+        return {"$pid": pid, "$ticks": 0, "$namespace": 0}
+    fields = (proc / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    namespace = (proc / "ns" / "pid").stat().st_ino
+    return {"$pid": pid, "$ticks": int(fields[22 - 3]), "$namespace": namespace}
 
 
 @cache

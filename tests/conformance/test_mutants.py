@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "what is held outlives a failed KeepAlive",
         "held",
-        "in_flight is ['t1']",
+        "in_flight is ['t2']",
         (
             (
                 "_session.py",
@@ -194,6 +194,24 @@ MUTANTS = (
                 "if not self.trusted:",
             ),
         ),
+    ),
+    Mutant(
+        "a sidecar that we are not attached to extends trust",
+        "not-attached",
+        "waited",
+        (
+            (
+                "_session.py",
+                "if is_of_this_stream and response.stream_open:",
+                "if response.stream_open:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a result of what never started does not say its length",
+        "held",
+        "a result without elapsed",
+        (("_session.py", ", elapsed=ms_to_wire(0)", ""),),
     ),
 )
 
