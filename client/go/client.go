@@ -104,6 +104,7 @@ func New(options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	settings.address = endpoint.address
 	return &Client{settings, endpoint}, nil
 }
 
@@ -229,7 +230,7 @@ func (s *Subscription) Ready(ctx context.Context) (instanceID string, err error)
 		return s.instanceID, nil
 	case <-ctx.Done():
 		return "", fmt.Errorf("no sidecar at %s has accepted the jobs yet: %w",
-			firstOf(s.settings.address, DefaultAddress), context.Cause(ctx))
+			s.settings.address, context.Cause(ctx))
 	case <-s.done:
 	}
 	select {

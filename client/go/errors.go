@@ -128,19 +128,19 @@ func unavailable(format string, args ...any) *SidecarError {
 type CancelReason string
 
 const (
-	// Timeout: the attempt outlived its timeout.
+	// ReasonTimeout: the attempt outlived its timeout.
 	ReasonTimeout CancelReason = "timeout"
-	// LeaseLost: the lease could not be renewed in time.
+	// ReasonLeaseLost: the lease could not be renewed in time.
 	ReasonLeaseLost CancelReason = "lease_lost"
-	// Fenced: another attempt has begun.
+	// ReasonFenced: another attempt has begun.
 	ReasonFenced CancelReason = "fenced"
-	// Shutdown: the instance is stopping and its grace is used up.
+	// ReasonShutdown: the instance is stopping and its grace is used up.
 	ReasonShutdown CancelReason = "shutdown"
-	// Superseded: a newer slot of the job replaces this run.
+	// ReasonSuperseded: a newer slot of the job replaces this run.
 	ReasonSuperseded CancelReason = "superseded"
-	// Requested: somebody cancelled the run.
+	// ReasonRequested: somebody cancelled the run.
 	ReasonRequested CancelReason = "requested"
-	// Other: a reason that this version of the client does not know.
+	// ReasonOther: a reason that this version of the client does not know.
 	ReasonOther CancelReason = "other"
 )
 

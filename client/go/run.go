@@ -2,6 +2,8 @@ package anarchon
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -131,9 +133,22 @@ func (r *Run) Sleep(ctx context.Context, duration time.Duration) error {
 	return r.Check()
 }
 
-// SetResult keeps a short text or JSON value with the run, where it succeeds: the first 16 KiB. The
-// last one set counts.
-func (r *Run) SetResult(text string) { r.result.Store(&text) }
+// SetResult keeps a value with the run, where it succeeds: a text as it is, any other as JSON; the
+// first 16 KiB. The last one set counts.
+func (r *Run) SetResult(value any) {
+	text, isText := value.(string)
+	if !isText {
+		var buffer strings.Builder
+		encoder := json.NewEncoder(&buffer)
+		encoder.SetEscapeHTML(false)
+		if err := encoder.Encode(value); err != nil {
+			text = fmt.Sprint(value) // what people then see
+		} else {
+			text = strings.TrimSuffix(buffer.String(), "\n")
+		}
+	}
+	r.result.Store(&text)
+}
 
 func (r *Run) resultText() string {
 	if text := r.result.Load(); text != nil {

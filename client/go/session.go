@@ -366,8 +366,7 @@ func (s *session) takeEvent(now millis, event *anarchonv1.SubscribeResponse) {
 		}
 	case *anarchonv1.SubscribeResponse_Cancel:
 		cancel := event.Cancel
-		trusted := cancel.GetReason() != anarchonv1.CancelReason_CANCEL_REASON_LEASE_LOST &&
-			cancel.GetReason() != anarchonv1.CancelReason_CANCEL_REASON_FENCED
+		trusted := !endsTrust(cancel.GetReason())
 		s.cancel(now, cancel.GetToken(), cancel.GetReason(), cancel.GetMessage(), trusted)
 	case *anarchonv1.SubscribeResponse_Drain:
 		s.say(info, "the sidecar is going away: no more runs until it is back")
@@ -834,6 +833,12 @@ func (s *session) cancel(now millis, token string, reason anarchonv1.CancelReaso
 	if isNews {
 		s.do(cancelHandler{token, reason, message, trusted})
 	}
+}
+
+// endsTrust reports whether an attempt that is cancelled for the reason is no longer ours.
+func endsTrust(reason anarchonv1.CancelReason) bool {
+	return reason == anarchonv1.CancelReason_CANCEL_REASON_LEASE_LOST ||
+		reason == anarchonv1.CancelReason_CANCEL_REASON_FENCED
 }
 
 func stoppedOutcome(reason anarchonv1.CancelReason) *anarchonv1.Outcome {
