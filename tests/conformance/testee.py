@@ -84,6 +84,8 @@ async def shows(ctx: anarchon.Context) -> None:
 async def confirms(ctx: anarchon.Context) -> None:
     try:
         await ctx.confirm()
+    except asyncio.CancelledError:
+        answer = "lost" if _is_lost(ctx) else "unknown"
     except anarchon.LeaseLost:
         answer = "lost"
     except anarchon.NotConfirmedError:
@@ -91,6 +93,14 @@ async def confirms(ctx: anarchon.Context) -> None:
     else:
         answer = "confirmed"
     emit("confirm", token=ctx.token, answer=answer)
+
+
+def _is_lost(ctx: anarchon.Context) -> bool:
+    try:
+        ctx.check()
+    except anarchon.Cancelled as error:
+        return isinstance(error, anarchon.LeaseLost)
+    return False
 
 
 async def waits(ctx: anarchon.Context) -> None:
@@ -229,7 +239,9 @@ def padding(number: int) -> Job:
 
 
 def client_of(config: dict[str, Any]) -> anarchon.AnarchonClient:
-    options = {k: config[k] for k in ("max_concurrency", "stop_grace", "on_lease_lost") if k in config}
+    options = {
+        k: config[k] for k in ("max_concurrency", "stop_grace", "on_lease_lost") if k in config
+    }
     if "ca_file" in config:
         with open(config["ca_file"], "rb") as file:  # noqa: PTH123
             options["credentials"] = grpc.ssl_channel_credentials(file.read())

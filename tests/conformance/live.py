@@ -1,0 +1,5 @@
+from tests.conformance.player import Player
+
+
+class LivePlayer(Player):
+    pass
