@@ -124,7 +124,7 @@ func (c *Client) Subscribe(jobs ...Job) (*Subscription, error) {
 	request := &anarchonv1.SubscribeRequest{
 		SessionId:      newUUID(),
 		Client:         clientInfo(c.settings.watched),
-		Jobs:           specsOf(byName),
+		Jobs:           specsOf(jobs),
 		MaxConcurrency: int32(c.settings.maxConcurrency),
 	}
 	if size := proto.Size(request); size > messageMaxBytes {

@@ -111,7 +111,7 @@ func TestWhatAHandlerReturnsIsTheOutcome(t *testing.T) {
 		}},
 		"an error that cannot be shown": {func(context.Context, *Run) error { return brokenError{} },
 			func(o *anarchonv1.Outcome) bool {
-				return strings.Contains(o.GetFailure().GetMessage(), "cannot be shown")
+				return strings.Contains(o.GetFailure().GetMessage(), "PANIC=Error method: broken")
 			}},
 		"a retry": {func(context.Context, *Run) error { return fmt.Errorf("wrapped: %w", Retry(ownError{}, time.Minute)) },
 			func(o *anarchonv1.Outcome) bool { return o.GetFailure().GetRetryAfter().AsDuration() == time.Minute }},

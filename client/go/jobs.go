@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -466,11 +465,11 @@ func collect(jobs []Job) (map[string]Job, error) {
 	return byName, errors.Join(wrong...)
 }
 
-func specsOf(jobs map[string]Job) []*anarchonv1.JobSpec {
-	specs := make([]*anarchonv1.JobSpec, 0, len(jobs))
-	for _, job := range jobs {
-		specs = append(specs, job.spec)
+// specsOf returns the specs in the jobs' order.
+func specsOf(jobs []Job) []*anarchonv1.JobSpec {
+	specs := make([]*anarchonv1.JobSpec, len(jobs))
+	for i, job := range jobs {
+		specs[i] = job.spec
 	}
-	slices.SortFunc(specs, func(a, b *anarchonv1.JobSpec) int { return strings.Compare(a.Name, b.Name) })
 	return specs
 }

@@ -117,7 +117,7 @@ func tell(attempt *attempt, outcome *anarchonv1.Outcome) {
 			log.Warn("failed, to be tried again: " + failure.GetMessage())
 			return
 		}
-		if trace := failure.GetStackTrace(); trace != "" {
+		if trace := failure.GetStackTrace(); trace != failure.GetMessage() {
 			log = log.With("stack", trace)
 		}
 		log.Error("failed: " + failure.GetMessage())
@@ -153,7 +153,9 @@ func outcomeOf(err error, run *Run) *anarchonv1.Outcome {
 		return stoppedOutcome(wire)
 	}
 	failure := &anarchonv1.Failure{
-		Type: cut(typeOf(err), messageMaxSaid), Message: cut(safeMessage(err), messageMaxSaid),
+		Type: cut(typeOf(err), messageMaxSaid), Message: cut(shown("%v", err), messageMaxSaid),
+		// Errors that carry their stack, as those of github.com/pkg/errors do, show it so.
+		StackTrace: cutStart(shown("%+v", err), traceMaxBytes),
 	}
 	var retry *RetryError
 	if errors.As(err, &retry) && retry.After > 0 {
@@ -169,15 +171,8 @@ func outcomeOf(err error, run *Run) *anarchonv1.Outcome {
 	return &anarchonv1.Outcome{Result: &anarchonv1.Outcome_Failure{Failure: failure}}
 }
 
-// safeMessage is the error's own, whose code may panic.
-func safeMessage(err error) (message string) {
-	defer func() {
-		if value := recover(); value != nil {
-			message = fmt.Sprintf("<an error that cannot be shown: %T>", err)
-		}
-	}()
-	return err.Error()
-}
+// shown is an error in a format; its own code may panic, which fmt then says.
+func shown(format string, err error) string { return fmt.Sprintf(format, err) }
 
 // ── The end of a process whose lease is lost ────────────────────────────────────────────────────
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/anarchon/anarchon/client/go/anarchonv1"
 )
@@ -819,7 +820,9 @@ func (s *session) cancel(now millis, token string, reason anarchonv1.CancelReaso
 	if assignment, isHeld := s.held.take(token); isHeld {
 		// It surely never starts, and the sidecar may know it.
 		s.remember(token)
-		s.report(now, assignment, stoppedOutcome(reason))
+		outcome := stoppedOutcome(reason)
+		outcome.Elapsed = durationpb.New(0)
+		s.report(now, assignment, outcome)
 	}
 	run, runs := s.running.get(token)
 	if !runs {

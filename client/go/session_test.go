@@ -41,11 +41,10 @@ func newPlay(t *testing.T, jobs ...Job) *play {
 	if len(jobs) == 0 {
 		jobs = []Job{Every("job", time.Second, nothing)}
 	}
-	byName, err := collect(jobs)
-	if err != nil {
+	if _, err := collect(jobs); err != nil {
 		t.Fatal(err)
 	}
-	request := &anarchonv1.SubscribeRequest{SessionId: "session", Jobs: specsOf(byName), MaxConcurrency: 2}
+	request := &anarchonv1.SubscribeRequest{SessionId: "session", Jobs: specsOf(jobs), MaxConcurrency: 2}
 	return &play{T: t, s: newSession(request, func() float64 { return 0.5 }), now: 1_000_000}
 }
 
