@@ -316,8 +316,10 @@ type Run struct {
 	RequestId string `protobuf:"bytes,11,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The run has been asked to stop.
 	CancelRequested bool `protobuf:"varint,12,opt,name=cancel_requested,json=cancelRequested,proto3" json:"cancel_requested,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The reason that CancelRun gave, where the run's attempt was asked to stop.
+	CancelMessage string `protobuf:"bytes,13,opt,name=cancel_message,json=cancelMessage,proto3" json:"cancel_message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Run) Reset() {
@@ -432,6 +434,13 @@ func (x *Run) GetCancelRequested() bool {
 		return x.CancelRequested
 	}
 	return false
+}
+
+func (x *Run) GetCancelMessage() string {
+	if x != nil {
+		return x.CancelMessage
+	}
+	return ""
 }
 
 // Attempt is one execution of a run by one instance.
@@ -864,7 +873,7 @@ var File_anarchon_v1_run_proto protoreflect.FileDescriptor
 
 const file_anarchon_v1_run_proto_rawDesc = "" +
 	"\n" +
-	"\x15anarchon/v1/run.proto\x12\vanarchon.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf0\x03\n" +
+	"\x15anarchon/v1/run.proto\x12\vanarchon.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x97\x04\n" +
 	"\x03Run\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04slot\x18\x02 \x01(\x03R\x04slot\x12.\n" +
@@ -879,7 +888,8 @@ const file_anarchon_v1_run_proto_rawDesc = "" +
 	" \x01(\x03R\fslotsCovered\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\v \x01(\tR\trequestId\x12)\n" +
-	"\x10cancel_requested\x18\f \x01(\bR\x0fcancelRequested\"\xc5\x03\n" +
+	"\x10cancel_requested\x18\f \x01(\bR\x0fcancelRequested\x12%\n" +
+	"\x0ecancel_message\x18\r \x01(\tR\rcancelMessage\"\xc5\x03\n" +
 	"\aAttempt\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x05R\aattempt\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -941,8 +951,8 @@ const file_anarchon_v1_run_proto_rawDesc = "" +
 	"\x14CANCEL_REASON_FENCED\x10\x03\x12\x1a\n" +
 	"\x16CANCEL_REASON_SHUTDOWN\x10\x04\x12\x1c\n" +
 	"\x18CANCEL_REASON_SUPERSEDED\x10\x05\x12\x1b\n" +
-	"\x17CANCEL_REASON_REQUESTED\x10\x06BP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\x17CANCEL_REASON_REQUESTED\x10\x06BZ\n" +
+	"\x0eio.anarchon.v1B\bRunProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_run_proto_rawDescOnce sync.Once
