@@ -11,6 +11,7 @@ failure; but for those in `MAY_BE_MISSING`.
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ KINDS = {"no store:": "store", "no toolchain:": "toolchain", "no tool:": "toolch
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
 """Stores that even CI may lack, and what that leaves untested."""
+
+
+def pytest_configure() -> None:
+    """Let programs that the tests start be stopped by SIGINT: in a shell's background it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def must_be_there(name: str) -> bool:
