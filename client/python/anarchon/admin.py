@@ -17,16 +17,22 @@ from typing import Any, NoReturn, Self, TypeVar
 from uuid import uuid4
 
 import grpc
+from google.protobuf.message import Message
 
 from anarchon._errors import ClientError, SidecarUnavailableError
 from anarchon._jobs import Job
+from anarchon._session import MESSAGE_MAX_BYTES
 from anarchon._transport import CallToken, Endpoint
 from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
 
 TIMEOUT_S = 10.0
 PAYLOAD_MAX_BYTES = 64 * 1024
+"""The most that can be handed to a handler by `AdminClient.trigger_run`."""
+
+_REASON_MAX_BYTES = 1_024
+_NAME_MAX_BYTES = 128
 _PAGE_MAX = 500
-_RequestT = TypeVar("_RequestT")
+_RequestT = TypeVar("_RequestT", bound=Message)
 _ResponseT = TypeVar("_ResponseT")
 
 
@@ -136,6 +142,7 @@ class AdminClient:
         runs. Pausing twice changes nothing. Raises `NotFoundError`.
         """
         with _sendable():
+            _check_size("reason", reason.encode(), _REASON_MAX_BYTES)
             request = admin_pb2.PauseJobRequest(job=job, reason=reason)
         return self._call(self._stub.PauseJob, request).job
 
@@ -156,12 +163,9 @@ class AdminClient:
         drawn for each call, and a call that failed may be repeated with its own id only. The run is skipped where the job's overlap policy is `skip` and another run is
         unfinished. Raises `NotFoundError`; `RefusedError` where 100 triggered runs wait already.
         """
-        if len(payload) > PAYLOAD_MAX_BYTES:
-            raise ClientError(
-                f"payload {len(payload)} bytes: must be at most {PAYLOAD_MAX_BYTES} bytes (64 KiB); "
-                "hand over where the data is instead"
-            )
+        _check_size("payload", payload, PAYLOAD_MAX_BYTES)
         with _sendable():
+            _check_size("request_id", request_id.encode(), _NAME_MAX_BYTES)
             request = admin_pb2.TriggerRunRequest(
                 job=job, payload=payload, request_id=request_id or str(uuid4())
             )
@@ -173,6 +177,7 @@ class AdminClient:
         Raises `NotFoundError`, and `RefusedError` for a run that has ended.
         """
         with _sendable():
+            _check_size("reason", reason.encode(), _REASON_MAX_BYTES)
             request = admin_pb2.CancelRunRequest(job=job, slot=slot, reason=reason)
         return self._call(self._stub.CancelRun, request).run
 
@@ -231,6 +236,7 @@ class AdminClient:
         method: grpc.UnaryUnaryMultiCallable[_RequestT, _ResponseT],
         request: _RequestT,
     ) -> _ResponseT:
+        _check_size("a request", request.SerializeToString(), MESSAGE_MAX_BYTES)
         try:
             return method(request, timeout=TIMEOUT_S, metadata=self._token.metadata())
         except grpc.RpcError as error:
@@ -289,6 +295,11 @@ class RunWatch(Iterator[run_pb2.Run]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_size(argument: str, value: bytes, most: int) -> None:
+    if len(value) > most:
+        raise ClientError(f"{argument} of {len(value)} bytes: must be at most {most} bytes")
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from anarchon_server.cli import USAGE_ERROR, _admin
 LIMIT_DEFAULT = 20
 
 _SEEN_MAX = 10_000
+_Seen = dict[tuple[str, int], tuple[int | None, bool]]
+"""Of each run a digest of what was shown, and whether it had ended."""
+
 _OUTCOME_SHOWN = 100
 _PREFIX = "RUN_STATE_"
 _STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
@@ -115,7 +118,7 @@ def _say_none(args: argparse.Namespace, admin: AdminClient, words: str) -> None:
 def _watch(args: argparse.Namespace, admin: AdminClient) -> int:
     """Print the newest runs, oldest first, and then every one that is new or has changed."""
     table = _admin.Table(_HEADS)
-    seen: dict[tuple[str, int], int] = {}
+    seen: _Seen = {}
     # Begun before the list is asked for: what changes meanwhile comes with it.
     with admin.watch_runs(job=args.job) as changes:
         newest = list(_newest(args, admin))
@@ -127,17 +130,19 @@ def _watch(args: argparse.Namespace, admin: AdminClient) -> int:
     return 0
 
 
-def _is_news(found: run_pb2.Run, seen: dict[tuple[str, int], int]) -> bool:
+def _is_news(found: run_pb2.Run, seen: _Seen) -> bool:
     """Whether the run was not shown as it is. A lease moves on with every heartbeat, which is no
-    change for people.
+    change for people; and what has ended is not what the watch saw of it before it was listed.
     """
     key = (found.job, found.slot)
     now = run_pb2.Run()
     now.CopyFrom(found)
     now.ClearField("lease_end_time")
-    content = hash(now.SerializeToString(deterministic=True))
-    before = seen.pop(key, None)
-    seen[key] = content
+    content: int | None = hash(now.SerializeToString(deterministic=True))
+    before, ended = seen.pop(key, (None, False))
+    if ended:
+        content = before
+    seen[key] = content, ended or found.state in _admin.FINAL
     if len(seen) > _SEEN_MAX:
         del seen[next(iter(seen))]
     return before != content

@@ -23,7 +23,9 @@ class Table:
     at: int = T0
     runs: dict[tuple[int, str], Run] = field(default_factory=dict)
 
-    def put(self, slot: int, state: RunState = RunState.SUCCESS, job: str = "job", **more: object) -> Run:
+    def put(
+        self, slot: int, state: RunState = RunState.SUCCESS, job: str = "job", **more: object
+    ) -> Run:
         ended_at = self.at if state.final else None
         run = Run(job, slot, Trigger.SCHEDULE, state, ended_at=ended_at)
         self.runs[slot, job] = replace(run, **more)  # type: ignore[arg-type]
@@ -159,8 +161,8 @@ def test_a_row_that_comes_among_old_ones_is_found_by_the_pass_over_all() -> None
     table.round(watch)
     table.at += 1_000
     table.put(15, RunState.SKIPPED)
-    found = [table.round(watch) for _ in range(30)]
-    assert sum(found, []) == [(15, RunState.SKIPPED)], "once"
+    found = [news for _ in range(30) for news in table.round(watch)]
+    assert found == [(15, RunState.SKIPPED)], "once"
 
 
 @pytest.mark.usefixtures("small")
