@@ -379,7 +379,7 @@ class Rows:
                     hold.schedule_id,
                     each.window_ms,
                     self.now.at,
-                    each.spec.to_json(),
+                    each.spec_json,
                 )
                 for hold, each in zip(holds, definitions, strict=True)
             ],

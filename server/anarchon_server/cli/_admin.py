@@ -18,10 +18,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon import ClientError, SidecarError
 from anarchon._transport import Endpoint
 from anarchon.admin import AdminClient
+from anarchon.v1 import run_pb2
 from anarchon_server.cli import USAGE_ERROR
 from anarchon_server.core.slots import format_duration
 
 FAILED = 1
+
+FINAL = (
+    run_pb2.RUN_STATE_SUCCESS,
+    run_pb2.RUN_STATE_FAILED,
+    run_pb2.RUN_STATE_SKIPPED,
+)
+"""The states that nothing follows."""
 
 _SHOWN = 60
 """Characters of a cell that are shown, but in the last column: nothing stands behind it."""

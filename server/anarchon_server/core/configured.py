@@ -1,5 +1,9 @@
 """Jobs as a sidecar's configuration has them, laid over what clients state. Pure.
 
+What a configuration switches off has a value of its own in its spec, as what it leaves out is the
+client's: 0 retries, a timeout of 0 ms, `NO_LIMIT` for the concurrency. Such a value is never in the
+job that comes out.
+
 Imports `model` and `slots`' way to write durations only.
 """
 
@@ -11,6 +15,9 @@ from typing import Any
 
 from anarchon_server.core.model import CronSchedule, EverySchedule, JobSpec, RetrySpec
 from anarchon_server.core.slots import format_duration
+
+NO_LIMIT = -1
+"""In a configuration's spec: the job has no concurrency of its own, whatever its client says."""
 
 _OF_THE_CLIENT = ("name", "by_name")
 
@@ -35,6 +42,7 @@ def laid_over(
             continue
         if isinstance(value, RetrySpec) and isinstance(was, RetrySpec):
             value = _retry_over(was, value)
+        value = _unset_if_off(field.name, value)
         changes[field.name] = value
         if _is_set(field.name, was) and was != value:
             notes.append(
@@ -54,6 +62,19 @@ def _retry_over(stated: RetrySpec, given: RetrySpec) -> RetrySpec:
     )
 
 
+def _unset_if_off(field: str, value: Any) -> Any:
+    """The value as a client's spec has it, where a policy that is switched off is not set."""
+    match field, value:
+        case "retry", RetrySpec(retries=0):
+            return None
+        case "timeout_ms", 0:
+            return None
+        case "concurrency", int() if value == NO_LIMIT:
+            return 0
+        case _:
+            return value
+
+
 def _is_set(field: str, value: object) -> bool:
     """Whether a field says something: a duration of 0 does, a count of 0 and no labels do not."""
     return value is not None if field.endswith("_ms") else bool(value)
@@ -65,6 +86,8 @@ def _named(field: str) -> str:
 
 def _shown(field: str, value: object) -> str:
     match value:
+        case _ if not _is_set(field, value):
+            return "none"
         case EverySchedule():
             offset = f" offset {format_duration(value.offset_ms)}" if value.offset_ms else ""
             return f"every {format_duration(value.period_ms)}{offset}"

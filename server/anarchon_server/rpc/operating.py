@@ -105,6 +105,7 @@ class Operator:
 
     async def _ask(self, act: Control) -> ControlAnswer:
         reply = await self._loop.read(lambda: self._store.control([act]))
+        self._loop.tell_news()
         return reply.answers[0]
 
     async def _job(self, name: str) -> tuple[JobView, int]:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -218,23 +220,36 @@ def run(slot: int, state: Any = run_pb2.RUN_STATE_SUCCESS, lease: int = 1) -> ru
 Watch = Callable[..., str]
 
 
+class Watched:
+    """A sidecar that has these runs, newest first, when it is asked, and then sees these changes."""
+
+    scope = ""
+
+    def __init__(self, runs: list[run_pb2.Run], changes: list[run_pb2.Run]) -> None:
+        self._runs = runs
+        self._changes = changes
+        self.begun = False
+
+    @contextmanager
+    def watch_runs(self, job: str) -> Iterator[Iterator[run_pb2.Run]]:
+        self.begun = True
+        yield iter(self._changes)
+
+    def list_runs(self, limit: int, states: Any, **_: Any) -> Iterator[run_pb2.Run]:
+        assert self.begun, "or what changes meanwhile would be missed"
+        wanted = list(states)
+        return islice((r for r in self._runs if not wanted or r.state in wanted), limit)
+
+
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Watch:
-    """What watching prints when the sidecar answers with these pages, newest run first."""
+def watch(capsys: pytest.CaptureFixture[str]) -> Watch:
+    """What watching prints."""
 
-    def watched(*pages: list[run_pb2.Run], flags: tuple[str, ...] = ()) -> str:
-        answers = iter(pages)
-        monkeypatch.setattr(runs, "_runs", lambda *_: iter(next(answers)))
-        waits: list[float] = []
-
-        def wait(seconds: float) -> None:
-            waits.append(seconds)
-            if len(waits) == len(pages):
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(runs, "_pause", wait)
-        with AdminClient("unix:/nobody/is/asked") as admin, pytest.raises(KeyboardInterrupt):
-            runs._list(runs_args("--watch", *flags), admin)
+    def watched(
+        runs_: list[run_pb2.Run], changes: list[run_pb2.Run], flags: tuple[str, ...] = ()
+    ) -> str:
+        admin: Any = Watched(runs_, changes)
+        assert runs._list(runs_args("--watch", *flags), admin) == 0
         return capsys.readouterr().out
 
     return watched
@@ -243,8 +258,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(watch: Watch) -> None:
     out = watch(
         [run(2, run_pb2.RUN_STATE_RUNNING), run(1)],
-        [run(2, run_pb2.RUN_STATE_RUNNING, lease=9), run(1)],
-        [run(3, run_pb2.RUN_STATE_CLAIMED), run(2, run_pb2.RUN_STATE_FAILED, lease=9)],
+        [
+            run(2, run_pb2.RUN_STATE_RUNNING, lease=9),
+            run(1),
+            run(2, run_pb2.RUN_STATE_FAILED, lease=9),
+            run(1, run_pb2.RUN_STATE_RUNNING),
+            run(3, run_pb2.RUN_STATE_CLAIMED),
+        ],
         flags=("--json",),
     )
     shown = [(found["slot"], found["state"]) for found in objects(out)]
@@ -253,15 +273,35 @@ def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(watch:
 
 def test_watching_shows_no_more_old_runs_than_were_asked_for(watch: Watch) -> None:
     old = [run(slot) for slot in range(200, 0, -1)]
-    out = watch(old, old, [run(201), *old], flags=("--json", "--limit", "3"))
+    out = watch(old, [run(201)], flags=("--json", "--limit", "3"))
     assert [found["slot"] for found in objects(out)] == [198, 199, 200, 201]
+
+
+def test_watching_shows_runs_that_come_into_the_states_asked_for(watch: Watch) -> None:
+    out = watch(
+        [run(2, run_pb2.RUN_STATE_RUNNING), run(1, run_pb2.RUN_STATE_FAILED)],
+        [run(3, run_pb2.RUN_STATE_CLAIMED), run(3, run_pb2.RUN_STATE_FAILED), run(2)],
+        flags=("--json", "--state", "failed"),
+    )
+    assert [(found["slot"], found["state"]) for found in objects(out)] == [
+        (1, "failed"),
+        (3, "failed"),
+    ]
+
+
+def test_watching_remembers_no_more_than_it_must(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_SEEN_MAX", 2)
+    out = watch([], [run(1), run(2), run(2), run(3), run(1)], flags=("--json",))
+    assert [found["slot"] for found in objects(out)] == [1, 2, 3, 1]
 
 
 def test_watched_runs_stand_below_their_heads(watch: Watch) -> None:
     slot = 1_791_633_610_000
     won = run(slot, run_pb2.RUN_STATE_RUNNING)
     won.attempts.add(attempt=1, instance_id="demo-1")
-    out = watch([], [won], [run(slot + 1_000, run_pb2.RUN_STATE_SKIPPED)])
+    out = watch([], [won, run(slot + 1_000, run_pb2.RUN_STATE_SKIPPED)])
     head, first, second = out.splitlines()
     assert head.split()[:2] == ["JOB", "SLOT"]
     assert first[head.index("INSTANCE") :].startswith("demo-1")

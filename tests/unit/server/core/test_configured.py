@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anarchon_server.core.configured import laid_over
+from anarchon_server.core.configured import NO_LIMIT, laid_over
 from anarchon_server.core.errors import InvalidError, InvalidJobsError
 from anarchon_server.core.messages import Attached, Reload
 from anarchon_server.core.model import (
@@ -81,6 +81,34 @@ def test_a_duration_of_nothing_is_said_and_a_count_of_nothing_is_not() -> None:
         every(jitter_ms=2_000, concurrency=4), {"sync": JobSpec("sync", jitter_ms=0)}
     )
     assert (spec.jitter_ms, spec.concurrency) == (0, 4)
+
+
+OFF = JobSpec("sync", retry=RetrySpec(0), timeout_ms=0, concurrency=NO_LIMIT)
+
+
+def test_what_the_configuration_switches_off_is_not_set_and_a_note_says_so() -> None:
+    stated = every(retry=RetrySpec(2, delay_ms=1_000), timeout_ms=5_000, concurrency=3)
+    spec, notes = laid_over(stated, {"sync": OFF})
+    assert (spec.retry, spec.timeout_ms, spec.concurrency) == (None, None, 0)
+    assert sorted(notes) == [
+        "sync: concurrency is none by the sidecar's configuration, not 3",
+        "sync: retry is none by the sidecar's configuration, not 2 times, delay 1s",
+        "sync: timeout is none by the sidecar's configuration, not 5s",
+    ]
+
+
+@pytest.mark.parametrize("stated", [every(), BY_NAME])
+def test_what_nobody_asked_for_may_be_switched_off_too(stated: JobSpec) -> None:
+    spec, notes = laid_over(stated, {"sync": OFF})
+    assert (spec.retry, spec.timeout_ms, spec.concurrency) == (None, None, 0)
+    assert notes == ()
+
+
+def test_s22_a_failure_is_final_where_the_configuration_switches_retries_off() -> None:
+    stated = every(retry=RetrySpec(2), jitter_ms=0)
+    _, sidecar, client = started({"sync": JobSpec("sync", retry=RetrySpec(0))}, stated)
+    assert client.attached is not None
+    assert sidecar.engine.resolve(stated, 0).retries == 0
 
 
 def started(configured: dict[str, JobSpec], *specs: JobSpec) -> tuple[World, Sidecar, FakeClient]:

@@ -420,11 +420,6 @@ async def test_s1_where_the_clock_is_too_far_off_jobs_are_neither_resumed_nor_tr
     assert not (await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())).runs
 
 
-async def test_watching_runs_is_not_there_yet(sidecar: Sidecar) -> None:
-    error = await error_of(sidecar.admin.WatchRuns(admin_pb2.WatchRunsRequest()).read())
-    assert trailer(error) == "UNSUPPORTED"
-
-
 async def test_s27_while_the_store_is_away_reads_are_unavailable(sidecar: Sidecar) -> None:
     sidecar.loop.store_open = False
     for call in (
