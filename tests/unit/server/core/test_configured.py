@@ -175,6 +175,17 @@ def test_what_a_reload_says_otherwise_than_an_attached_client_is_logged_once() -
     ]
 
 
+def test_s28_after_a_reload_the_newest_subscribe_makes_the_slots_as_before() -> None:
+    world, sidecar, client = started({}, every(20_000))
+    sidecar.client(every(15_000), name="second")
+    client.subscribe()
+    client.keep_alive()
+    sidecar.feed(Reload({"sync": JobSpec("sync", timeout_ms=60_000)}))
+    sidecar.settle()
+    world.run_until(25_000)
+    assert world.slots() == [20_000]
+
+
 def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> None:
     world, sidecar, _ = started({}, every(lease_ms=30_000))
     world.run_until(10_500)
