@@ -96,11 +96,11 @@ def _list(args: argparse.Namespace, admin: AdminClient) -> int:
         return _watch(args, admin)
     found = _newest(args, admin)
     first = next(found, None)
+    _admin.say_scope("runs", admin)
     if first is None:
         _say_none(args, admin, "no runs")
         return 0
     runs = chain([first], found)
-    _admin.say_scope("runs", admin)
     if args.json:
         for one in runs:
             _admin.print_json(one)
