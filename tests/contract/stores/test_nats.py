@@ -537,7 +537,8 @@ async def test_s10_on_replicas_the_code_of_what_is_under_way_is_a_loss_too(
             assert outcomes == {"won": 1, "lost": 47}
             if codes[jetstream.PERHAPS_WRONG_SEQUENCE]:
                 break
-    assert set(codes) == {jetstream.WRONG_SEQUENCE, jetstream.PERHAPS_WRONG_SEQUENCE}
+    assert codes[jetstream.PERHAPS_WRONG_SEQUENCE]
+    assert set(codes) <= {jetstream.WRONG_SEQUENCE, jetstream.PERHAPS_WRONG_SEQUENCE}
 
 
 def count_codes(connection: Connection, codes: Counter[int]) -> None:
