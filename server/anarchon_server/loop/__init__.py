@@ -61,8 +61,8 @@ class Steps(Protocol):
         """Raises `InvalidError` or `UnsupportedError` for a spec that would be refused."""
         ...
 
-    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
-        """The job that a spec makes, or what `check_spec` raises."""
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job of a definition that the store has, or what `check_spec` raises."""
         ...
 
 
@@ -172,9 +172,9 @@ class Loop:
         """Raise `InvalidError` or `UnsupportedError` for a spec that Subscribe would refuse."""
         self._engine.check_spec(spec, self.wall_ms())
 
-    def resolve(self, spec: JobSpec) -> Job:
-        """Return the job that the spec makes here. Raises as `check_spec` does."""
-        return self._engine.resolve(spec, self.wall_ms())
+    def resolve_stored(self, spec: JobSpec) -> Job:
+        """Return the job of a definition that the store has. Raises as `check_spec` does."""
+        return self._engine.resolve_stored(spec, self.wall_ms())
 
     # ── Clients ─────────────────────────────────────────────────────────────────────────────────
 

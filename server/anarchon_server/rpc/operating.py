@@ -52,7 +52,7 @@ class Operator:
             view, at = await self._job(job)
             if view.paused_at is None:
                 return
-            act = await asyncio.to_thread(resume_of, view, self._loop.resolve, at)
+            act = await asyncio.to_thread(resume_of, view, self._loop.resolve_stored, at)
             if self._found(await self._ask(act), job).outcome is ControlOutcome.DONE:
                 return
         raise _changing(job)
@@ -66,7 +66,7 @@ class Operator:
         for _ in range(limits.ASKED_AGAIN):
             view, at = await self._job(job)
             act = await asyncio.to_thread(
-                trigger_of, view, self._loop.resolve, request_id, payload, at
+                trigger_of, view, self._loop.resolve_stored, request_id, payload, at
             )
             answer = self._found(await self._ask(act), job)
             if answer.outcome is ControlOutcome.FULL:

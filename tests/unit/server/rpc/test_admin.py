@@ -13,7 +13,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
 from anarchon_server.core.engine import SessionView
-from anarchon_server.core.model import JobView, RunView
+from anarchon_server.core.messages import Reload
+from anarchon_server.core.model import (
+    Definition,
+    EverySchedule,
+    Instance,
+    JobSpec,
+    JobView,
+    RunView,
+)
 from anarchon_server.core.store import Capabilities, Reply, RunQuery
 from anarchon_server.rpc import admin as rpc_admin
 from anarchon_server.rpc import conversion as wire
@@ -418,6 +426,19 @@ async def test_s1_where_the_clock_is_too_far_off_jobs_are_neither_resumed_nor_tr
     (view,) = (await sidecar.store.jobs(("a",), "", 1)).answers
     assert view.paused_at is not None
     assert not (await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())).runs
+
+
+async def test_s29_what_is_configured_here_is_not_about_what_others_have_registered(
+    sidecar: Sidecar,
+) -> None:
+    """This sidecar's file has changed since the one that runs the job has read it."""
+    theirs = Definition(JobSpec("a", EverySchedule(60_000)), "every 1m", limits.CATCH_UP_WINDOW)
+    await sidecar.store.register(Instance("other:1", "e" * 32), [theirs])
+    sidecar.loop.feed(Reload({"a": JobSpec("a", EverySchedule(3_600_000))}))
+    await sidecar.admin.PauseJob(admin_pb2.PauseJobRequest(job="a"))
+    await sidecar.admin.ResumeJob(admin_pb2.ResumeJobRequest(job="a"))
+    (view,) = (await sidecar.store.jobs(("a",), "", 1)).answers
+    assert view.paused_at is None
 
 
 async def test_s27_while_the_store_is_away_reads_are_unavailable(sidecar: Sidecar) -> None:
