@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ FINAL = (
     run_pb2.RUN_STATE_SKIPPED,
 )
 """The states that nothing follows."""
+
+_ROWS_AT_ONCE = 1_000
+"""Rows that are kept to be laid out together."""
 
 _SHOWN = 60
 """Characters of a cell that are shown, but in the last column: nothing stands behind it."""
@@ -194,8 +198,13 @@ def word_of(message: Message, name: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns, each as wide as its widest cell."""
-    Table(heads).print(rows)
+    """Print columns, each as wide as its widest cell; of very many rows, of those up to there."""
+    table, left = Table(heads), iter(rows)
+    while True:
+        some = list(islice(left, _ROWS_AT_ONCE))
+        table.print(some)
+        if len(some) < _ROWS_AT_ONCE:
+            return
 
 
 class Table:

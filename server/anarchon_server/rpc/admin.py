@@ -201,7 +201,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         reply = await self._loop.read(lambda: self._store.runs(query))
         page, more = _page_cut([wire.run_out(view) for view in reply.answers], size)
-        token = _page_token(str(page[-1].slot), page[-1].job) if more else ""
+        goes_on = (page[-1].slot, page[-1].job) if more else reply.looked_to
+        token = _page_token(str(goes_on[0]), goes_on[1]) if goes_on else ""
         return admin_pb2.ListRunsResponse(runs=page, next_page_token=token)
 
     @_answered

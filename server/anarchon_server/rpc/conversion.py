@@ -414,15 +414,16 @@ def state_out(state: model.RunState) -> Any:
 
 
 def run_out(view: model.RunView) -> run_pb2.Run:
-    """Return a run as the store shows it."""
+    """Return a run as the store shows it; of a run that was not read whole the newest attempt only."""
     run = view.run
+    newest = () if run.current is None else (run.current,)
     message = run_pb2.Run(
         job=run.job,
         slot=run.slot,
         trigger=enum_out(run.trigger, run_pb2.Trigger, "TRIGGER_"),
         state=state_out(run.state),
         reason=run.reason,
-        attempts=[attempt_out(attempt) for attempt in view.attempts],
+        attempts=[attempt_out(attempt) for attempt in view.attempts or newest],
         blocking_slot=run.blocking_slot,
         slots_covered=run.slots_covered,
         cancel_requested=run.cancel is not None,

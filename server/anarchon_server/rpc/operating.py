@@ -14,6 +14,7 @@ from anarchon_server.core.errors import (
     InvalidError,
     NotFoundError,
     RefusedError,
+    StoreError,
     StoreUnavailable,
     UnsupportedError,
 )
@@ -25,6 +26,7 @@ from anarchon_server.core.store import (
     ControlAnswer,
     ControlOutcome,
     Pause,
+    RunQuery,
 )
 from anarchon_server.loop import Loop
 from anarchon_server.rpc.conversion import slot_text
@@ -76,7 +78,7 @@ class Operator:
                 )
             if answer.outcome is ControlOutcome.DONE:
                 assert answer.run is not None, "a trigger shows its run"
-                return answer.run
+                return await self._whole(answer.run)
         raise _changing(job)
 
     async def cancel(self, job: str, slot: int, reason: str) -> RunView:
@@ -90,7 +92,7 @@ class Operator:
         if answer.outcome is ControlOutcome.FINAL:
             state = answer.run.run.state
             raise RefusedError("RUN_FINAL", f"the run {job} {slot_text(slot)} has ended: {state}")
-        return answer.run
+        return await self._whole(answer.run)
 
     # ── The store ───────────────────────────────────────────────────────────────────────────────
 
@@ -107,6 +109,20 @@ class Operator:
         reply = await self._loop.read(lambda: self._store.control([act]))
         self._loop.tell_news()
         return reply.answers[0]
+
+    async def _whole(self, view: RunView) -> RunView:
+        """The run with all its attempts; as it is where the store cannot be read just now, for what was
+        asked is done.
+        """
+        run = view.run
+        if run.current is None:
+            return view
+        query = RunQuery(job=run.job, slot=run.slot, limit=1)
+        try:
+            reply = await self._loop.read(lambda: self._store.runs(query))
+        except StoreError:
+            return view
+        return next(iter(reply.answers), view)
 
     async def _job(self, name: str) -> tuple[JobView, int]:
         reply = await self._loop.read(lambda: self._store.jobs((name,), "", 1))

@@ -271,6 +271,23 @@ async def test_a_bad_list_request_is_refused(sidecar: Sidecar, request_: Any, ri
     assert right in error.details()
 
 
+async def test_a_page_that_the_store_ended_early_goes_on_where_it_looked_to(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunQuery] = []
+
+    async def runs(query: RunQuery) -> Reply[RunView]:
+        asked.append(query)
+        return Reply(1, (), looked_to=None if query.after else (7, "a"))
+
+    monkeypatch.setattr(sidecar.store, "runs", runs)
+    page = await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())
+    assert not page.runs
+    page = await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest(page_token=page.next_page_token))
+    assert page.next_page_token == ""
+    assert [query.after for query in asked] == [None, (7, "a")]
+
+
 async def test_an_unknown_run_is_not_found(sidecar: Sidecar) -> None:
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=1)))
     assert trailer(error) == "RUN_NOT_FOUND"
