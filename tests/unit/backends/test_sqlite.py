@@ -470,6 +470,9 @@ class Two:
     def resolve(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
+        raise NotImplementedError
+
 
 async def test_s11_the_loop_hears_which_calls_were_not_begun(tmp_path: Path) -> None:
     """The loop's own limit, as long as the one that the store was opened with, comes too late."""
