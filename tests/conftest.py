@@ -2,10 +2,10 @@
 
 A test that needs a store which is not on this machine skips with a reason that begins with
 `no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`; one that needs
-another language's tools with `no toolchain:`, as in `no toolchain: go: go is not on PATH`; one that
-needs a single program, with `no tool:`. Each such reason is listed once at the end, so that a green
-run never hides what it did not try. Where `CI` is `true` all must be there, and such a skip is a
-failure; but for those in `MAY_BE_MISSING`.
+another program, or another language's tools, with `no toolchain:`, as in `no toolchain: go: go is not
+on PATH`. Each such reason is listed once at the end, so that a green run never hides what it did not
+try. Where `CI` is `true` all must be there, and such a skip is a failure; but for those in
+`MAY_BE_MISSING`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import pytest
 
 # What a skip's reason begins with -> what is missing then.
-KINDS = {"no store:": "store", "no toolchain:": "toolchain", "no tool:": "toolchain"}
+KINDS = {"no store:": "store", "no toolchain:": "toolchain"}
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
 """Stores that even CI may lack, and what that leaves untested."""

@@ -619,3 +619,73 @@ func TestTooManyNamesAreNotAllSaid(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+func TestAnAnswerThatWasOvertakenExtendsNoTrust(t *testing.T) {
+	p := newPlay(t).begin().after(5_000)
+	overtaken := p.s.keepAlives
+	p.after(5_000).answer()
+	end := p.s.trustEnd
+	p.take(keepAliveAnswered{overtaken, &anarchonv1.KeepAliveResponse{
+		SessionTtl: durationpb.New(time.Minute), StreamOpen: true,
+	}})
+	if p.s.trustEnd != end {
+		t.Error(p.s.trustEnd - end)
+	}
+}
+
+func TestTheErrorThatCameFirstEndsTheSession(t *testing.T) {
+	p := newPlay(t).begin().assign("a").after(5_000)
+	p.take(streamEnded{p.s.stream, sidecarError(codes.InvalidArgument, "", "first")})
+	p.take(keepAliveFailed{p.s.keepAlives, sidecarError(codes.InvalidArgument, "", "second")})
+	p.end("a").receipts(recorded)
+	if got := one[closed](p.take(closeEnded{})); got.err == nil || got.err.Error() != "first" {
+		t.Error(got.err)
+	}
+}
+
+func TestTokensAreRememberedUpToTheConcurrencyAnd1024More(t *testing.T) {
+	p := newPlay(t).begin()
+	const remembered = 2 + 1_024
+	for n := range remembered + 1 {
+		one[startHandler](p.assign(fmt.Sprint(n)))
+		p.end(fmt.Sprint(n)).receipts(recorded)
+	}
+	none[startHandler](p.assign("1"))
+	one[startHandler](p.assign("0"))
+}
+
+func TestWhatIsHeldIsDroppedWhenAKeepAliveFails(t *testing.T) {
+	p := newPlay(t).take(start{}).attach().assign("a")
+	p.take(keepAliveFailed{p.s.keepAlives, unavailableNow()}).after(5_000)
+	none[startHandler](p.answer())
+	one[startHandler](p.assign("a"))
+}
+
+func TestALossIsSaidOnceUntilItIsAttachedAgain(t *testing.T) {
+	p := newPlay(t).begin().take(streamEnded{noStream, unavailableNow()})
+	p.take(streamEnded{p.s.stream, unavailableNow()})
+	p.said("subscribing again")
+	p.after(75).take(streamEnded{p.s.stream, unavailableNow()})
+	none[say](p)
+	p.after(150).attach()
+	p.said("attached again, to instance one")
+}
+
+func TestABatchHasAtMost1000Results(t *testing.T) {
+	p := newPlay(t)
+	p.s.request.MaxConcurrency = 2_000
+	p.begin()
+	for n := range 1_002 {
+		p.assign(fmt.Sprint(n))
+	}
+	first := one[sendResults](p.end("0"))
+	for n := 1; n < 1_002; n++ {
+		p.end(fmt.Sprint(n))
+	}
+	p.take(resultsAnswered{first.tokens, &anarchonv1.CompleteResponse{
+		Receipts: []*anarchonv1.Receipt{{Status: recorded}},
+	}})
+	if got := one[sendResults](p); len(got.tokens) != 1_000 {
+		t.Error(len(got.tokens))
+	}
+}

@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import pytest
-
 from anarchon._duration import to_timedelta
 from anarchon.v1 import session_pb2
 from tests.conformance.matching import Bound, differences, made
@@ -24,6 +22,7 @@ from tests.conformance.puppet import INTERVAL, TTL, Ending, Puppet
 from tests.conformance.registry import Language
 from tests.conformance.scenario import Scenario, ScenarioError
 from tests.conformance.testee_process import TO_BE_EXPECTED, Line, Testee
+from tests.servers.tools import openssl
 
 STEP_S = 30.0
 Step = dict[str, Any]
@@ -426,11 +425,8 @@ def certificate() -> tuple[Path, Path]:
     folder = Path(mkdtemp(prefix="anarchon-tls-"))
     atexit.register(shutil.rmtree, folder)
     file, key = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key)]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(file)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-    except FileNotFoundError:
-        pytest.skip("no toolchain: openssl: not on this machine")
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
     return file, key

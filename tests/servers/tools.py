@@ -11,5 +11,5 @@ def openssl() -> str:
     """Where `openssl` is, which makes certificates; the test is skipped where there is none."""
     found = shutil.which("openssl")
     if found is None:
-        pytest.skip("no tool: openssl: it is not on this machine")
+        pytest.skip("no toolchain: openssl: it is not on this machine")
     return found

@@ -56,13 +56,6 @@ def test_only_idmp_may_go_untested_where_all_must_be_there(
     assert ("strategy idmp is not tested" in said) is (store == "redis8")
 
 
-@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
-def test_a_tool_must_be_there_too(ci: str, status: int, tmp_path: Path) -> None:
-    ended, said = run(tmp_path, "no tool: openssl: it is not on this machine", ci)
-    assert ended == status
-    assert "could not be had: openssl: it is not on this machine (2 tests" in said
-
-
 def test_a_file_that_is_left_out_as_a_whole_fails_too(tmp_path: Path) -> None:
     ended, said = run(tmp_path, "no store: nats: no server", "true", whole_file=True)
     assert ended != 0
