@@ -467,7 +467,7 @@ class Two:
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
         raise NotImplementedError
 
-    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
     def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
