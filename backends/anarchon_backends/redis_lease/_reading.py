@@ -27,7 +27,7 @@ from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _STEP = 100  # runs read at once where not every one may be wanted
-LOOKED_MAX = 2_000  # runs looked at for one page, where few of them are wanted
+LOOKED_MAX = 1_000  # runs looked at for one page, where few of them are wanted
 _JOBS = 500  # jobs whose indexes are read at once
 
 Place = tuple[int, str]  # slot, job
