@@ -17,7 +17,8 @@ from tests.conformance.player import STEP_S, Player, Step
 from tests.conformance.registry import Language
 from tests.conformance.scenario import Scenario, ScenarioError
 from tests.conformance.testee_process import Testee
-from tests.integration.harness import Process, free_port
+from tests.integration.harness import Process
+from tests.servers.ports import free_port
 
 ASK_AGAIN_S = 0.1
 INSTANCE = "live:1"

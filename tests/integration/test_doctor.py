@@ -25,6 +25,7 @@ from anarchon_server.core.store import OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import BACKENDS, CLAIM_ONLY
 from tests.servers import redis
+from tests.servers.ports import free_port
 
 STORES = {
     name: factory
@@ -167,7 +168,7 @@ def test_a_server_that_would_throw_claims_away_is_fatal(
 def test_a_store_that_is_away_is_fatal_and_no_password_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url = f"redis://anarchon:hunter22@127.0.0.1:{redis.free_port()}/0"
+    url = f"redis://anarchon:hunter22@127.0.0.1:{free_port()}/0"
     assert cli.main(["doctor", "--store", url]) == FAILED
     out, err = capsys.readouterr()
     assert re.search(r"(?m)^fatal +it could not be reached: .*\n +fix: see that it runs", out)

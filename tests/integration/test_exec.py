@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.harness import Process, free_port
+from tests.integration.harness import Process
+from tests.servers.ports import free_port
 
 WAIT_S = 30
 

@@ -29,6 +29,7 @@ import pytest
 from anarchon_backends.rabbitmq import RabbitmqStore
 from anarchon_backends.rabbitmq._address import address_of
 from anarchon_server.core.store import OpenOptions
+from tests.servers.ports import free_ports
 
 KINDS = ("rabbitmq", "rabbitmq4", "rabbitmq-new")
 VHOST = "anarchon"
@@ -55,17 +56,6 @@ def programs(kind: str) -> tuple[Path, Path]:
             source = f"tests/servers/install-rabbitmq {_PLACES[kind].name}"
         raise Missing(f"no RabbitMQ in {lib} ({source})")
     return scripts, erlang
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def is_listening(port: int) -> bool:

@@ -42,6 +42,7 @@ from tests.contract.harness import (
     definition,
 )
 from tests.servers import nats
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
 from tests.servers.tools import openssl
 
@@ -697,7 +698,7 @@ async def test_when_servers_write_to_disk_is_read_from_their_monitoring(
     monitor = f"http://127.0.0.1:{second.monitor_port}"
     _, doubts = await report_of(f"{second.url}?monitor={monitor}/")
     assert f"the server at {monitor} writes to disk every 90 s" in doubts
-    nobody = f"http://127.0.0.1:{nats.free_ports(1)[0]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     _, doubts = await report_of(f"{second.url}?monitor={nobody}")
     assert f"the monitoring at {nobody} does not say when" in doubts
     _, doubts = await report_of(f"{second.url},127.0.0.1:1?monitor={monitor}")

@@ -50,6 +50,7 @@ from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, PrunePo
 from anarchon_server.opening import open_store
 from tests.contract.harness import DAY, PERIOD, T0, ClaimOnlyNode, Cluster, FakeClock, Node
 from tests.servers import rabbitmq
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
 from tests.servers.tools import openssl
 
@@ -1099,7 +1100,7 @@ async def test_credentials_come_from_files_and_the_environment(
 
 async def test_a_second_host_is_tried_where_the_first_is_not_there(kind: str) -> None:
     url = rabbitmq.session_url(kind)
-    (nobody,) = rabbitmq.free_ports(1)
+    nobody = free_port()
     both = url.replace("127.0.0.1", f"127.0.0.1:{nobody},127.0.0.1")
     verified, _ = await report_of(both)
     assert "a claim has one winner" in verified
@@ -1162,7 +1163,7 @@ def test_a_url_says_where_and_how() -> None:
 async def test_the_management_api_is_asked_for_policies_and_nodes(
     kind: str, start: Callable[..., rabbitmq.Broker]
 ) -> None:
-    (port,) = rabbitmq.free_ports(1)
+    port = free_port()
     broker = await asyncio.to_thread(
         start,
         kind,
@@ -1227,7 +1228,7 @@ def test_what_a_cluster_leaves_in_doubt() -> None:
 
 
 async def test_a_management_api_that_is_not_there_is_a_doubt(kind: str) -> None:
-    (port,) = rabbitmq.free_ports(1)
+    port = free_port()
     url = f"{rabbitmq.session_url(kind)}?management=http://127.0.0.1:{port}"
     _, doubts = await report_of(url)
     assert "did not answer as it should" in doubts
@@ -1291,7 +1292,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_tls_with_an_authority_and_a_certificate_of_our_own(
     kind: str, start: Callable[..., rabbitmq.Broker], certificates: Path
 ) -> None:
-    port, management_port = rabbitmq.free_ports(2)
+    port, management_port = free_port(), free_port()
     broker = await asyncio.to_thread(
         start,
         kind,
