@@ -4,8 +4,8 @@ import { uptime } from 'node:os';
 
 /** Milliseconds that only go forward and go on while the machine sleeps. */
 export interface Clock {
-    /** The time now, rounded down to whole milliseconds, from an origin that means nothing. */
-    nowMs(): number;
+  /** The time now, rounded down to whole milliseconds, from an origin that means nothing. */
+  nowMs(): number;
 }
 
 /**
@@ -14,13 +14,13 @@ export interface Clock {
  * ahead of the true time, so the most that it was ahead of `hrtime` is what has been slept.
  */
 export class SystemClock implements Clock {
-    private sleptMs = process.platform === 'linux' ? -Infinity : 0;
+  private sleptMs = process.platform === 'linux' ? -Infinity : 0;
 
-    nowMs(): number {
-        const awakeMs = Number(process.hrtime.bigint() / 1_000_000n);
-        if (process.platform === 'linux') {
-            this.sleptMs = Math.max(this.sleptMs, Math.floor(uptime() * 1_000) - awakeMs);
-        }
-        return awakeMs + this.sleptMs;
+  nowMs(): number {
+    const awakeMs = Number(process.hrtime.bigint() / 1_000_000n);
+    if (process.platform === 'linux') {
+      this.sleptMs = Math.max(this.sleptMs, Math.floor(uptime() * 1_000) - awakeMs);
     }
+    return awakeMs + this.sleptMs;
+  }
 }

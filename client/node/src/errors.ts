@@ -28,10 +28,10 @@ import { parseDuration, type Duration } from './duration';
 
 /** Everything that Anarchon throws. */
 export class AnarchonError extends Error {
-    constructor(message = '', options?: ErrorOptions) {
-        super(message, options);
-        this.name = new.target.name;
-    }
+  constructor(message = '', options?: ErrorOptions) {
+    super(message, options);
+    this.name = new.target.name;
+  }
 }
 
 /** A job, its handler or one of its policies is wrong. The message says what would be right. */
@@ -44,13 +44,13 @@ export class ClientError extends AnarchonError {}
 
 /** What the sidecar answered. */
 export class SidecarError extends AnarchonError {
-    constructor(
-        message: string,
-        /** A word of the protocol's ErrorReason, such as `"STORE_UNAVAILABLE"`, or empty. */
-        readonly reason = '',
-    ) {
-        super(message);
-    }
+  constructor(
+    message: string,
+    /** A word of the protocol's ErrorReason, such as `"STORE_UNAVAILABLE"`, or empty. */
+    readonly reason = '',
+  ) {
+    super(message);
+  }
 }
 
 /** The sidecar is not there, is going away, or cannot reach its store. It may be soon. */
@@ -83,24 +83,24 @@ export class SessionReplacedError extends SidecarError {}
 type SidecarErrorKind = new (message: string, reason?: string) => SidecarError;
 
 const BY_REASON = new Map<string, SidecarErrorKind>([
-    ['SESSION_NOT_FOUND', SessionNotFoundError],
-    ['SESSION_REPLACED', SessionReplacedError],
-    ['JOB_NOT_FOUND', NotFoundError],
-    ['RUN_NOT_FOUND', NotFoundError],
-    ['INSTANCE_NOT_FOUND', NotFoundError],
-    ['LIMIT_EXCEEDED', RefusedError],
-    ['UNSUPPORTED', UnsupportedError],
-    ['VERSION', VersionError],
-    ['BAD_CREDENTIALS', CredentialsError],
+  ['SESSION_NOT_FOUND', SessionNotFoundError],
+  ['SESSION_REPLACED', SessionReplacedError],
+  ['JOB_NOT_FOUND', NotFoundError],
+  ['RUN_NOT_FOUND', NotFoundError],
+  ['INSTANCE_NOT_FOUND', NotFoundError],
+  ['LIMIT_EXCEEDED', RefusedError],
+  ['UNSUPPORTED', UnsupportedError],
+  ['VERSION', VersionError],
+  ['BAD_CREDENTIALS', CredentialsError],
 ]);
 
 const BY_CODE = new Map<string, SidecarErrorKind>([
-    ['INVALID_ARGUMENT', RefusedError],
-    ['FAILED_PRECONDITION', RefusedError],
-    ['UNIMPLEMENTED', VersionError],
-    ['UNAUTHENTICATED', CredentialsError],
-    ['PERMISSION_DENIED', CredentialsError],
-    ['NOT_FOUND', NotFoundError],
+  ['INVALID_ARGUMENT', RefusedError],
+  ['FAILED_PRECONDITION', RefusedError],
+  ['UNIMPLEMENTED', VersionError],
+  ['UNAUTHENTICATED', CredentialsError],
+  ['PERMISSION_DENIED', CredentialsError],
+  ['NOT_FOUND', NotFoundError],
 ]);
 
 /**
@@ -108,8 +108,8 @@ const BY_CODE = new Map<string, SidecarErrorKind>([
  * where it is known, else the code; any other code is taken as "not now".
  */
 export function errorFromStatus(code: string, reason: string, message: string): SidecarError {
-    const kind = BY_REASON.get(reason) ?? BY_CODE.get(code) ?? SidecarUnavailableError;
-    return new kind(message || code, reason);
+  const kind = BY_REASON.get(reason) ?? BY_CODE.get(code) ?? SidecarUnavailableError;
+  return new kind(message || code, reason);
 }
 
 // ── Cancellation ────────────────────────────────────────────────────────────────────────────────
@@ -126,17 +126,17 @@ export function errorFromStatus(code: string, reason: string, message: string): 
  * - `other`: a reason that this version of the client does not know.
  */
 export type CancelReason =
-    'timeout' | 'lease_lost' | 'fenced' | 'shutdown' | 'superseded' | 'requested' | 'other';
+  'timeout' | 'lease_lost' | 'fenced' | 'shutdown' | 'superseded' | 'requested' | 'other';
 
 /** The attempt has been asked to stop: finish quickly, or just let this through. */
 export class CancelledError extends AnarchonError {
-    constructor(
-        /** Why. The first reason stays, whatever comes after. */
-        readonly reason: CancelReason,
-        message = '',
-    ) {
-        super(message ? `${reason}: ${message}` : reason);
-    }
+  constructor(
+    /** Why. The first reason stays, whatever comes after. */
+    readonly reason: CancelReason,
+    message = '',
+  ) {
+    super(message ? `${reason}: ${message}` : reason);
+  }
 }
 
 /** The attempt can no longer be trusted to be the only one: take no further step. */
@@ -147,9 +147,9 @@ export class FencedError extends LeaseLostError {}
 
 /** The error of an attempt that is no longer ours, for `reason`. */
 export function lostError(reason: CancelReason, message = ''): LeaseLostError {
-    return reason === 'fenced'
-        ? new FencedError(reason, message)
-        : new LeaseLostError(reason, message);
+  return reason === 'fenced'
+    ? new FencedError(reason, message)
+    : new LeaseLostError(reason, message);
 }
 
 /** The attempt could not be confirmed at the store now. Do not take the step; try again. */
@@ -159,8 +159,8 @@ export class NotConfirmedError extends AnarchonError {}
 
 /** What `Retry` takes besides its message. */
 export interface RetryOptions extends ErrorOptions {
-    /** The pause before the next attempt, more than zero. Default: as the job's policy has it. */
-    after?: Duration | undefined;
+  /** The pause before the next attempt, more than zero. Default: as the job's policy has it. */
+  after?: Duration | undefined;
 }
 
 /**
@@ -170,13 +170,13 @@ export interface RetryOptions extends ErrorOptions {
  * error behind it, whose type and message history then shows. Throws `JobError` for a bad duration.
  */
 export class Retry extends AnarchonError {
-    /** The pause asked for, in milliseconds; `undefined` leaves it to the policy. */
-    readonly afterMs: number | undefined;
+  /** The pause asked for, in milliseconds; `undefined` leaves it to the policy. */
+  readonly afterMs: number | undefined;
 
-    constructor(message = '', options: RetryOptions = {}) {
-        super(message, 'cause' in options ? { cause: options.cause } : undefined);
-        this.afterMs = options.after === undefined ? undefined : retryAfterMs(options.after);
-    }
+  constructor(message = '', options: RetryOptions = {}) {
+    super(message, 'cause' in options ? { cause: options.cause } : undefined);
+    this.afterMs = options.after === undefined ? undefined : retryAfterMs(options.after);
+  }
 }
 
 /**
@@ -186,29 +186,29 @@ export class Retry extends AnarchonError {
 export class Permanent extends AnarchonError {}
 
 function retryAfterMs(after: unknown): number {
-    const what = `Retry after ${show(after)}`;
-    const afterMs = asDuration(what, after, JobError);
-    if (afterMs === 0) throw new JobError(`${what}: must be more than zero`);
-    return afterMs;
+  const what = `Retry after ${show(after)}`;
+  const afterMs = asDuration(what, after, JobError);
+  if (afterMs === 0) throw new JobError(`${what}: must be more than zero`);
+  return afterMs;
 }
 
 // ── Saying what is wrong ────────────────────────────────────────────────────────────────────────
 
 /** A value in an error's message: as JavaScript writes it, on one line, not too long. */
 export function show(value: unknown): string {
-    const text = inspect(value, { breakLength: Infinity, depth: 1 });
-    return text.length > 80 ? `${text.slice(0, 79)}…` : text;
+  const text = inspect(value, { breakLength: Infinity, depth: 1 });
+  return text.length > 80 ? `${text.slice(0, 79)}…` : text;
 }
 
 /** The milliseconds of a duration that the user wrote. Throws `kind` with `what` in front. */
 export function asDuration(
-    what: string,
-    value: unknown,
-    kind: new (message: string) => AnarchonError,
+  what: string,
+  value: unknown,
+  kind: new (message: string) => AnarchonError,
 ): number {
-    try {
-        return parseDuration(value);
-    } catch (error) {
-        throw new kind(`${what}: ${(error as RangeError).message}`);
-    }
+  try {
+    return parseDuration(value);
+  } catch (error) {
+    throw new kind(`${what}: ${(error as RangeError).message}`);
+  }
 }

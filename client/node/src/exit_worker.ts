@@ -11,8 +11,8 @@ const sharedTime = workerData as SharedTime;
 const clock = new SystemClock();
 
 for (;;) {
-    const at = Atomics.load(sharedTime, 0);
-    const leftMs = at === 0n ? Infinity : Number(at) - clock.nowMs();
-    if (leftMs <= 0) process.kill(process.pid, 'SIGKILL');
-    Atomics.wait(sharedTime, 0, at, Math.min(leftMs, LOOK_EVERY_MS));
+  const at = Atomics.load(sharedTime, 0);
+  const leftMs = at === 0n ? Infinity : Number(at) - clock.nowMs();
+  if (leftMs <= 0) process.kill(process.pid, 'SIGKILL');
+  Atomics.wait(sharedTime, 0, at, Math.min(leftMs, LOOK_EVERY_MS));
 }
