@@ -376,7 +376,8 @@ const TRIGGERS = {
 
 let attempts = 0;
 
-function makeAssignment(job: string, options: AttemptOptions): Assignment {
+/** @internal */
+export function makeAssignment(job: string, options: AttemptOptions): Assignment {
   attempts += 1;
   const { payload = '', timeout } = options;
   const assignment = create(AssignmentSchema, {
