@@ -25,4 +25,16 @@ export default defineConfig(
       '@typescript-eslint/no-confusing-void-expression': ['error', { ignoreArrowShorthand: true }],
     },
   },
+  {
+    files: ['tests/**'],
+    rules: {
+      // What `test` gives, the runner waits for.
+      '@typescript-eslint/no-floating-promises': [
+        'error',
+        { allowForKnownSafeCalls: [{ from: 'package', name: 'test', package: 'node:test' }] },
+      ],
+      // Chance draws enums' numbers, also ones that are none.
+      '@typescript-eslint/no-unsafe-enum-assignment': 'off',
+    },
+  },
 );

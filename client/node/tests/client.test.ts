@@ -55,7 +55,7 @@ test('a run is handed out, done, reported; and the client leaves politely', asyn
   await subscription.stop();
   assert.equal(sidecar.keepAlives.at(-1)?.draining, true);
   assert.equal(sidecar.closes.length, 1);
-  assert.equal(await subscription.closed, undefined);
+  await subscription.closed;
   assert.equal(logger.lines[0], 'info: attached to instance fake:1');
   assert.doesNotMatch(logger.text, /warn|error|token-/);
 });

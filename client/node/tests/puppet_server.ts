@@ -91,7 +91,10 @@ export class PuppetServer {
   start(address = '127.0.0.1:0'): Promise<this> {
     return new Promise((resolve, reject) => {
       this.server.bindAsync(address, grpc.ServerCredentials.createInsecure(), (error, port) => {
-        if (error) return reject(error);
+        if (error) {
+          reject(error);
+          return;
+        }
         this.address = port > 1 ? `127.0.0.1:${port}` : address;
         resolve(this);
       });
