@@ -14,7 +14,7 @@ check-node: $(NODE_DIR)/node_modules/.installed ## The TypeScript client: format
 
 .PHONY: test-node
 test-node: build-node ## The TypeScript client: its unit tests
-	cd $(NODE_DIR) && node --test --test-timeout=60000 .build/tests
+	cd $(NODE_DIR) && node --test --test-timeout=60000 .build/tests/*.test.js
 
 .PHONY: build-node
 build-node: $(NODE_DIR)/.build/.made ## The TypeScript client, its tests and its testee, compiled

@@ -57,7 +57,7 @@ test('a run is handed out, done, reported; and the client leaves politely', asyn
   assert.equal(sidecar.closes.length, 1);
   await subscription.closed;
   assert.equal(logger.lines[0], 'info: attached to instance fake:1');
-  assert.doesNotMatch(logger.text, /warn|error|token-/);
+  assert.equal(logger.lines.length, 1);
 });
 
 test('ticks and keep-alives go on by themselves', async () => {
