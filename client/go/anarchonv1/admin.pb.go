@@ -1959,8 +1959,9 @@ const file_anarchon_v1_admin_proto_rawDesc = "" +
 	"\tWatchRuns\x12\x1d.anarchon.v1.WatchRunsRequest\x1a\x1e.anarchon.v1.WatchRunsResponse0\x01\x12J\n" +
 	"\tCancelRun\x12\x1d.anarchon.v1.CancelRunRequest\x1a\x1e.anarchon.v1.CancelRunResponse\x12V\n" +
 	"\rListInstances\x12!.anarchon.v1.ListInstancesRequest\x1a\".anarchon.v1.ListInstancesResponse\x12P\n" +
-	"\vGetInstance\x12\x1f.anarchon.v1.GetInstanceRequest\x1a .anarchon.v1.GetInstanceResponseBP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\vGetInstance\x12\x1f.anarchon.v1.GetInstanceRequest\x1a .anarchon.v1.GetInstanceResponseB\\\n" +
+	"\x0eio.anarchon.v1B\n" +
+	"AdminProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_admin_proto_rawDescOnce sync.Once

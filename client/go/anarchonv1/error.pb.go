@@ -146,8 +146,9 @@ const file_anarchon_v1_error_proto_rawDesc = "" +
 	"\x15ERROR_REASON_DRAINING\x10\r\x12 \n" +
 	"\x1cERROR_REASON_BAD_CREDENTIALS\x10\x0e\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSUPPORTED\x10\x0f\x12\x18\n" +
-	"\x14ERROR_REASON_VERSION\x10\x10\"\x04\b\a\x10\a\"\x04\b\b\x10\b*\x17ERROR_REASON_LEASE_LOST*\x1eERROR_REASON_ALREADY_COMPLETEDBP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\x14ERROR_REASON_VERSION\x10\x10\"\x04\b\a\x10\a\"\x04\b\b\x10\b*\x17ERROR_REASON_LEASE_LOST*\x1eERROR_REASON_ALREADY_COMPLETEDB\\\n" +
+	"\x0eio.anarchon.v1B\n" +
+	"ErrorProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_error_proto_rawDescOnce sync.Once

@@ -679,8 +679,8 @@ const file_anarchon_v1_job_proto_rawDesc = "" +
 	"\x13OVERLAP_POLICY_SKIP\x10\x01\x12\x18\n" +
 	"\x14OVERLAP_POLICY_ALLOW\x10\x02\x12\x18\n" +
 	"\x14OVERLAP_POLICY_QUEUE\x10\x03\x12\x19\n" +
-	"\x15OVERLAP_POLICY_CANCEL\x10\x04BP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\x15OVERLAP_POLICY_CANCEL\x10\x04BZ\n" +
+	"\x0eio.anarchon.v1B\bJobProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_job_proto_rawDescOnce sync.Once

@@ -941,8 +941,8 @@ const file_anarchon_v1_run_proto_rawDesc = "" +
 	"\x14CANCEL_REASON_FENCED\x10\x03\x12\x1a\n" +
 	"\x16CANCEL_REASON_SHUTDOWN\x10\x04\x12\x1c\n" +
 	"\x18CANCEL_REASON_SUPERSEDED\x10\x05\x12\x1b\n" +
-	"\x17CANCEL_REASON_REQUESTED\x10\x06BP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\x17CANCEL_REASON_REQUESTED\x10\x06BZ\n" +
+	"\x0eio.anarchon.v1B\bRunProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_run_proto_rawDescOnce sync.Once

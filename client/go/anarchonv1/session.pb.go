@@ -1380,8 +1380,8 @@ const file_anarchon_v1_session_proto_rawDesc = "" +
 	"\tSubscribe\x12\x1d.anarchon.v1.SubscribeRequest\x1a\x1e.anarchon.v1.SubscribeResponse0\x01\x12J\n" +
 	"\tKeepAlive\x12\x1d.anarchon.v1.KeepAliveRequest\x1a\x1e.anarchon.v1.KeepAliveResponse\x12G\n" +
 	"\bComplete\x12\x1c.anarchon.v1.CompleteRequest\x1a\x1d.anarchon.v1.CompleteResponse\x12S\n" +
-	"\fCloseSession\x12 .anarchon.v1.CloseSessionRequest\x1a!.anarchon.v1.CloseSessionResponseBP\n" +
-	"\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
+	"\fCloseSession\x12 .anarchon.v1.CloseSessionRequest\x1a!.anarchon.v1.CloseSessionResponseB^\n" +
+	"\x0eio.anarchon.v1B\fSessionProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3"
 
 var (
 	file_anarchon_v1_session_proto_rawDescOnce sync.Once
