@@ -65,6 +65,7 @@ slots: $(VENV)/.installed-dev ## Slots against their oracle, with ANARCHON_SLOT_
 docs: $(VENV)/.installed-dev ## Write anew what the pages show of the tests
 	$(BIN)/python tests/docs/rules.py
 	$(BIN)/python -m tests.docs.guarantees
+	$(BIN)/python -m tests.docs.conformance
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, and what a run costs on each store

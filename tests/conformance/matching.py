@@ -71,7 +71,7 @@ def _fill_part(part: Message, value: Any, bound: Bound) -> None:
         _fill(part, value, bound)
 
 
-def _scalar(field: FieldDescriptor, value: Any, bound: Bound) -> Any:
+def _scalar(field: Any, value: Any, bound: Bound) -> Any:
     if isinstance(value, str) and value.startswith("$"):
         return bound[value]
     if field.enum_type is not None:
@@ -79,7 +79,7 @@ def _scalar(field: FieldDescriptor, value: Any, bound: Bound) -> Any:
     return value.encode() if field.type == FieldDescriptor.TYPE_BYTES else value
 
 
-def _enum_number(field: FieldDescriptor, value: str | int) -> int:
+def _enum_number(field: Any, value: str | int) -> int:
     if isinstance(value, int):
         return value
     (number,) = [each.number for each in field.enum_type.values if _says(each.name, value)]

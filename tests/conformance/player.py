@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -20,15 +21,11 @@ from anarchon.v1 import session_pb2
 from tests.conformance.matching import Bound, differences, made
 from tests.conformance.puppet import INTERVAL, TTL, Ending, Puppet
 from tests.conformance.registry import Language
-from tests.conformance.scenario import Scenario
+from tests.conformance.scenario import Scenario, ScenarioError
 from tests.conformance.testee_process import TO_BE_EXPECTED, Line, Testee
 
 STEP_S = 30.0
 Step = dict[str, Any]
-
-
-class Failed(AssertionError):
-    """The client did not do what the scenario expects."""
 
 
 class Player:
@@ -37,8 +34,12 @@ class Player:
     def __init__(self, scenario: Scenario, language: Language, folder: Path) -> None:
         self.scenario = scenario
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.changed = asyncio.Event()
         self.bound: Bound = {}
+        self.step_s = STEP_S
+        self.env: dict[str, str] = {}
+        """Of the testee, besides what every one has."""
         self.at = "before the first step"
         self._language = language
         self.testee = Testee(language, folder / "testee.log", self.changed)
@@ -47,7 +48,7 @@ class Player:
         """Lines that a step has asked for."""
 
     async def play(self) -> None:
-        """From the first step to the last. Raises `Failed` with all there is to see."""
+        """From the first step to the last. Raises `ScenarioError` with all there is to see."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.destroy)
             try:
@@ -57,8 +58,8 @@ class Player:
                     await self.take(step)
                 self.at = "after the last step"
                 self.check_the_rest()
-            except Failed as error:
-                raise Failed(f"{self.at}\n{error}\n{self.report()}") from None
+            except ScenarioError as error:
+                raise ScenarioError(f"{self.at}\n{error}\n{self.report()}") from None
 
     async def set_up(self) -> None:
         raise NotImplementedError
@@ -87,19 +88,19 @@ class Player:
             case {"exit": status}:
                 await self.until(lambda: self.testee.status is not None, "it to end")
                 if self.testee.status != status:
-                    raise Failed(f"it ended with status {self.testee.status}, not {status}")
+                    raise ScenarioError(f"it ended with status {self.testee.status}, not {status}")
             case _:
                 raise AssertionError(f"no such step here: {step}")
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until `condition` holds; it is looked at whenever something has come."""
         try:
-            async with asyncio.timeout(STEP_S):
+            async with asyncio.timeout(self.step_s):
                 while not condition():
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise Failed(f"waited {STEP_S:.0f} s for {what}") from None
+            raise ScenarioError(f"waited {self.step_s:.0f} s for {what}") from None
 
     async def _told(self, what: str, wanted: Mapping[str, Any]) -> None:
         near: list[str] = []
@@ -115,13 +116,13 @@ class Player:
                     return True
                 near.extend(said)
             if self.testee.status is not None:
-                raise Failed(f"it ended, and has not printed {what} {dict(wanted)}; {near}")
+                raise ScenarioError(f"it ended, and has not printed {what} {dict(wanted)}; {near}")
             return False
 
         try:
             await self.until(found, f"{what} {dict(wanted)}")
-        except Failed as error:
-            raise Failed(f"{error}; {'; '.join(near)}") from None
+        except ScenarioError as error:
+            raise ScenarioError(f"{error}; {'; '.join(near)}") from None
 
     def compare(self, wanted: Any, found: Any) -> list[str]:
         """What differs; names are bound only where nothing does."""
@@ -140,12 +141,14 @@ class Player:
         ]
         rest += [line for line in self.testee.lines if line["what"] == "no JSON"]
         if rest:
-            raise Failed(f"it printed what it should not have: {rest}")
+            raise ScenarioError(f"it printed what it should not have: {rest}")
         tokens = {line["token"] for line in self.testee.lines if "token" in line}
         log = self.testee.log.read_text("utf-8", "replace")
-        logged = [token for token in tokens if token in log]
+        logged = [
+            token for token in tokens if re.search(rf"(?<![\w-]){re.escape(token)}(?![\w-])", log)
+        ]
         if logged:
-            raise Failed(f"tokens are authority, and its log has {logged}")
+            raise ScenarioError(f"tokens are authority, and its log has {logged}")
 
     def report(self) -> str:
         """What there is to see when something went wrong."""
@@ -166,7 +169,9 @@ class PuppetPlayer(Player):
         self._sockets = Path(mkdtemp(prefix="anarchon-"))
         self._token_file = folder / "token"
         tls = certificate() if scenario.listen == "tls" else None
-        is_unix = scenario.listen == "unix"
+        is_unix = scenario.listen.startswith("unix")
+        if scenario.listen == "unix-open":
+            self._sockets.chmod(0o777)
         address = f"unix:{self._sockets / 's'}" if is_unix else "127.0.0.1:0"
         self.puppet = Puppet(address, self.changed, self.bound, token=scenario.token, tls=tls)
         self._slots = 1_791_633_610_000
@@ -176,7 +181,7 @@ class PuppetPlayer(Player):
         await self.puppet.start()
         if self.scenario.away:
             await self.puppet.stop()
-        env = {"ANARCHON_ADDRESS": self.puppet.address}
+        env = {**self.env, "ANARCHON_ADDRESS": self.puppet.address}
         config = dict(self.scenario.testee)
         token = config.pop("token", self.scenario.token)
         if token:
@@ -184,7 +189,8 @@ class PuppetPlayer(Player):
             env["ANARCHON_TOKEN_FILE"] = str(self._token_file)
         if self._tls is not None:
             config["ca_file"] = str(self._tls[0])
-        await self.testee.start(config, env)
+        await self.testee.start(config, {**env, **self.scenario.env})
+        self.bound.update(_identity(self.testee.pid))
 
     async def destroy(self) -> None:
         await super().destroy()
@@ -193,10 +199,12 @@ class PuppetPlayer(Player):
 
     async def take(self, step: Step) -> None:
         """Do one step: what the client calls, what the puppet does, else what both kinds have."""
-        if not (await self._take_call(step) or await self._take_act(step)):
+        if not (
+            self._take_event(step) or await self._take_call(step) or await self._take_act(step)
+        ):
             await super().take(step)
         if self.puppet.faults:
-            raise Failed("; ".join(self.puppet.faults))
+            raise ScenarioError("; ".join(self.puppet.faults))
 
     async def _take_call(self, step: Step) -> bool:
         match step:
@@ -223,7 +231,7 @@ class PuppetPlayer(Player):
                 return False
         return True
 
-    async def _take_act(self, step: Step) -> bool:
+    def _take_event(self, step: Step) -> bool:
         match step:
             case {"attach": values}:
                 standing = {"instance_id": "puppet:1", "server_version": "0", "session_ttl": TTL}
@@ -243,17 +251,25 @@ class PuppetPlayer(Player):
                 self._send(drain=values)
             case {"send": values}:
                 self._send(**values)
+            case _:
+                return False
+        return True
+
+    async def _take_act(self, step: Step) -> bool:
+        match step:
             case {"end": values}:
                 self.puppet.end(Ending(**values))
             case {"keep_alives": values}:
                 self.puppet.answer(keep_alive=values)
+            case {"answer": values}:
+                self.puppet.answer_held(values)
             case {"receipts": values}:
                 self.puppet.answer(complete=values)
             case {"refuse": values}:
                 self.puppet.refusal = Ending(**values) if values else None
             case {"accepts": token}:
                 self.puppet.token = token
-            case {"token": token}:
+            case {"token": token}:  # the client's file is changed, too
                 self.puppet.token = token
                 self._token_file.write_text(f"{token}\n")
             case {"away": True}:
@@ -273,7 +289,7 @@ class PuppetPlayer(Player):
         said = self.compare(step.get("with", {}), call.request)
         said += self.compare(step.get("metadata", {}), call.metadata)
         if said:
-            raise Failed("; ".join(said))
+            raise ScenarioError("; ".join(said))
 
     async def _until_call(self, method: str, step: Step) -> None:
         """A call of this method that is as wanted; others before it are let go."""
@@ -291,8 +307,8 @@ class PuppetPlayer(Player):
 
         try:
             await self.until(found, f"{method} {step.get('with', {})}")
-        except Failed as error:
-            raise Failed(f"{error}; of the last: {'; '.join(last)}") from None
+        except ScenarioError as error:
+            raise ScenarioError(f"{error}; of the last: {'; '.join(last)}") from None
 
     async def _some_call(self, method: str) -> None:
         def found() -> bool:
@@ -305,9 +321,9 @@ class PuppetPlayer(Player):
 
     def _check_alive(self, waited_for: str) -> None:
         if self.testee.status is not None:
-            raise Failed(f"it ended with status {self.testee.status} before {waited_for}")
+            raise ScenarioError(f"it ended with status {self.testee.status} before {waited_for}")
         if self.puppet.faults:
-            raise Failed("; ".join(self.puppet.faults))
+            raise ScenarioError("; ".join(self.puppet.faults))
 
     def _take_first(self, method: str) -> Any:
         call = next(call for call in self.puppet.calls if call.method == method)
@@ -327,7 +343,7 @@ class PuppetPlayer(Player):
         took_s = loop.time() - start
         at_most = step.get("at_most", count) * took_s / wanted_s
         if not step.get("at_least", 0) <= count <= at_most:
-            raise Failed(f"{count} calls of {method} in {took_s:.2f} s")
+            raise ScenarioError(f"{count} calls of {method} in {took_s:.2f} s")
         self._drop(method)
 
     async def _result(self, token: str, wanted: Mapping[str, Any]) -> None:
@@ -343,7 +359,7 @@ class PuppetPlayer(Player):
         result = next(each for each in self.puppet.results if each.token == token)
         self.puppet.results.remove(result)
         if said := self.compare(wanted, result.outcome):
-            raise Failed(f"the result of {token}: {'; '.join(said)}")
+            raise ScenarioError(f"the result of {token}: {'; '.join(said)}")
 
     def _drop_results(self, tokens: list[str]) -> None:
         """What was sent again while its receipt was under way, or refused."""
@@ -382,7 +398,7 @@ class PuppetPlayer(Player):
         rest = [call for call in self.puppet.calls if call.method != "KeepAlive"]
         rest = [call for call in rest if call.method != "Complete"]
         if rest or self.puppet.results:
-            raise Failed(f"it sent what it should not have: {rest} {self.puppet.results}")
+            raise ScenarioError(f"it sent what it should not have: {rest} {self.puppet.results}")
 
     def report(self) -> str:
         """The calls that no step has asked for, too."""
@@ -391,6 +407,16 @@ class PuppetPlayer(Player):
             for call in self.puppet.calls[-10:]
         ]
         return "\n".join([*calls, super().report()])
+
+
+def _identity(pid: int) -> Bound:
+    """What a client is to say of its process, for scenarios to name; zeros where there is no /proc."""
+    proc = Path(f"/proc/{pid}")
+    if not proc.exists():
+        return {"$pid": pid, "$ticks": 0, "$namespace": 0}
+    fields = (proc / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    namespace = (proc / "ns" / "pid").stat().st_ino
+    return {"$pid": pid, "$ticks": int(fields[22 - 3]), "$namespace": namespace}
 
 
 @cache

@@ -22,6 +22,7 @@ from grpc import aio
 from anarchon._duration import to_ms, to_timedelta, wire_to_ms
 from anarchon.v1 import session_pb2, session_pb2_grpc
 from tests.conformance.matching import Bound, made
+from tests.conformance.scenario import ScenarioError
 
 INTERVAL, TTL = "200ms", "15s"
 """What Attached says where a scenario does not."""
@@ -89,6 +90,7 @@ class Puppet(session_pb2_grpc.SessionServiceServicer):
         self._server: aio.Server | None = None
         self._stream: _Stream | None = None
         self._answers_changed = asyncio.Event()
+        self._held: list[asyncio.Future[dict[str, Any]]] = []
         # What the client was told, and has said.
         self._session_id = ""
         self._was_attached = False
@@ -139,17 +141,26 @@ class Puppet(session_pb2_grpc.SessionServiceServicer):
 
     def _open_stream(self) -> _Stream:
         if self._stream is None:
-            raise AssertionError("the scenario has no open stream here: expect Subscribe first")
+            raise ScenarioError("there is no open stream, as the scenario has it here")
         return self._stream
 
     def answer(self, *, keep_alive: dict[str, Any] | None = None, complete: Any = None) -> None:
         """Set what is answered from now on, also to calls that are held."""
         if keep_alive is not None:
             self.keep_alive = keep_alive
+            if not keep_alive.get("hold"):
+                self.answer_held(keep_alive)
         if complete is not None:
             self.complete = complete
         self._answers_changed.set()
         self._answers_changed = asyncio.Event()
+
+    def answer_held(self, keep_alive: dict[str, Any]) -> None:
+        """Answer the KeepAlive calls that are held, and leave it at that."""
+        for held in self._held:
+            if not held.done():
+                held.set_result(keep_alive)
+        self._held = []
 
     # ── Calls ───────────────────────────────────────────────────────────────────────────────────
 
@@ -189,9 +200,11 @@ class Puppet(session_pb2_grpc.SessionServiceServicer):
         self._is_draining = request.draining
         self._check_in_flight(request.in_flight)
         self._check_left(context, min(self._interval_ms, 5_000))
-        while self.keep_alive.get("hold"):
-            await self._answers_changed.wait()
         answer = self.keep_alive
+        if answer.get("hold"):
+            held = asyncio.get_running_loop().create_future()
+            self._held.append(held)
+            answer = await held
         if delay := answer.get("delay"):
             await asyncio.sleep(to_timedelta(delay).total_seconds())
         if error := answer.get("error"):

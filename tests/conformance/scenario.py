@@ -29,6 +29,7 @@ STEPS = {
     "send": set(),
     "end": set(),
     "keep_alives": set(),
+    "answer": set(),
     "receipts": set(),
     "away": set(),
     "back": set(),
@@ -46,6 +47,7 @@ STEPS = {
     "trigger": {"payload", "as"},
     "cancel_run": set(),
     "run": {"is"},
+    "job": {"is"},
 }
 _KEYS = {
     "title",
@@ -59,8 +61,13 @@ _KEYS = {
     "steps",
     "scaled",
     "away",
+    "env",
 }
-_LISTEN = {"tcp", "unix", "tls"}
+_LISTEN = {"tcp", "unix", "unix-open", "tls"}
+
+
+class ScenarioError(AssertionError):
+    """The client did not do what the scenario expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Scenario:
     """The sidecar is not there at first."""
     scaled: str
     """Which times are shorter than in life."""
+    env: dict[str, str]
+    """Of the testee, over what the suite sets."""
     testee: dict[str, Any]
     steps: tuple[dict[str, Any], ...]
 
@@ -114,7 +123,9 @@ def _read(file: Path) -> Scenario:
     ]
     wrong += [f"no such capability: {need}" for need in set(table.get("needs", ())) - CAPABILITIES]
     listen = table.get("listen", "tcp")
-    wrong += [f"listen {listen}: tcp, unix or tls"] * (listen not in _LISTEN)
+    wrong += [f"listen {listen}: must be one of {', '.join(sorted(_LISTEN))}"] * (
+        listen not in _LISTEN
+    )
     for number, step in enumerate(steps, 1):
         kind = next(iter(step), "")
         unknown = step.keys() - {kind} - STEPS.get(kind, set())
@@ -134,6 +145,7 @@ def _read(file: Path) -> Scenario:
         config=table.get("config", ""),
         away=table.get("away", False),
         scaled=table.get("scaled", ""),
+        env=table.get("env", {}),
         testee=table["testee"],
         steps=steps,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +21,7 @@ import anarchon
 from anarchon import Cron, Every, Job
 
 KEYS = {"jobs", "max_concurrency", "stop_grace", "on_lease_lost", "ca_file", "padding"}
-KINDS = {  # the first that fits
+KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {  # the first that fits
     "unsupported": anarchon.UnsupportedError,
     "version": anarchon.VersionError,
     "credentials": anarchon.CredentialsError,
@@ -115,10 +117,8 @@ async def waits(ctx: anarchon.Context) -> None:
 
 
 async def waits_anyway(ctx: anarchon.Context) -> str:
-    try:
+    with suppress(asyncio.CancelledError):
         await waits(ctx)
-    except asyncio.CancelledError:
-        pass
     return "done anyway"
 
 
@@ -212,7 +212,7 @@ def _named(ctx: anarchon.AttemptContext) -> dict[str, Any]:
 def job(name: str) -> Job:
     does, schedule, policies = JOBS[name]
     handler: Any
-    if asyncio.iscoroutinefunction(does):
+    if inspect.iscoroutinefunction(does):
 
         async def handler(ctx: anarchon.Context) -> object:
             emit("started", **_named(ctx))
@@ -239,7 +239,7 @@ def padding(number: int) -> Job:
 
 
 def client_of(config: dict[str, Any]) -> anarchon.AnarchonClient:
-    options = {
+    options: dict[str, Any] = {
         k: config[k] for k in ("max_concurrency", "stop_grace", "on_lease_lost") if k in config
     }
     if "ca_file" in config:
@@ -276,10 +276,8 @@ async def main(config: dict[str, Any]) -> None:
 
 
 async def _say_ready(subscription: anarchon.Subscription) -> None:
-    try:
+    with suppress(anarchon.AnarchonError):  # `closed` says it
         emit("ready", instance=await subscription.ready())
-    except anarchon.AnarchonError:
-        pass  # `closed` says it
 
 
 def kind_of(error: anarchon.AnarchonError) -> str:
