@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import re
 import shutil
@@ -423,6 +424,7 @@ def _identity(pid: int) -> Bound:
 def certificate() -> tuple[Path, Path]:
     """A certificate and its key for the loopback, made once a session."""
     folder = Path(mkdtemp(prefix="anarchon-tls-"))
+    atexit.register(shutil.rmtree, folder)
     file, key = folder / "certificate.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", str(key)]

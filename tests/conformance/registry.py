@@ -70,9 +70,16 @@ def _command(parts: list[str]) -> tuple[str, ...]:
     return tuple(part.replace("{python}", sys.executable) for part in parts)
 
 
-@cache
 def built(key: str) -> Language:
     """The language, once its testee is built. Raises `RuntimeError` with what the tools said."""
+    if failed := _build(key):
+        raise RuntimeError(failed)
+    return language(key)
+
+
+@cache
+def _build(key: str) -> str:
+    """Once a session, also where it fails: what the tools said then."""
     made = language(key)
     for command in made.build:
         done = subprocess.run(
@@ -85,5 +92,5 @@ def built(key: str) -> Language:
         )
         if done.returncode:
             said = f"{done.stdout}{done.stderr}"[-8_000:]
-            raise RuntimeError(f"{made.name}: {' '.join(command)} failed:\n{said}")
-    return made
+            return f"{made.name}: {' '.join(command)} failed:\n{said}"
+    return ""
