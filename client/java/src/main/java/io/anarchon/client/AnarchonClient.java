@@ -109,6 +109,15 @@ public final class AnarchonClient implements AutoCloseable {
       return this;
     }
 
+    /** As {@link #stopGrace(Duration)}, with a text such as "20s". */
+    public Builder stopGrace(String grace) {
+      try {
+        return stopGrace(Durations.parse("stopGrace", grace));
+      } catch (AnarchonException.WrongJob error) {
+        throw new AnarchonException.WrongSetup(error.getMessage());
+      }
+    }
+
     /**
      * Also ends the process, with status 1 and without its shutdown hooks, where a handler has not
      * stopped when its lease ends. By default the handler is told, and no more.
@@ -174,7 +183,7 @@ public final class AnarchonClient implements AutoCloseable {
     }
     endpoint.checkSocket();
     Transport transport =
-        settings.transport == null ? new GrpcTransport(endpoint) : settings.transport;
+        settings.transport == null ? new GrpcTransport(endpoint, settings.random) : settings.transport;
     Subscription subscription =
         new Subscription(
             whole,
@@ -185,7 +194,7 @@ public final class AnarchonClient implements AutoCloseable {
             settings.stopGrace,
             settings.exits);
     synchronized (subscriptions) {
-      subscriptions.removeIf(each -> each.closed().isDone());
+      subscriptions.removeIf(Subscription::isOver);
       subscriptions.add(subscription);
     }
     return subscription;
@@ -193,24 +202,21 @@ public final class AnarchonClient implements AutoCloseable {
 
   /**
    * Runs the jobs until SIGINT or SIGTERM, that is, until the JVM shuts down, and then stops as {@link
-   * Subscription#stop} does. Blocks; throws what {@link #subscribe} and {@link Subscription#await}
-   * throw. A second signal has no meaning to a JVM that is shutting down: what cuts the grace short is
-   * the stop grace itself.
+   * Subscription#stop} does; a second signal ends the grace. An interrupt of the calling thread stops
+   * as well, a second one ends the grace; it stays set. Blocks; throws what {@link #subscribe} and
+   * {@link Subscription#await} throw. The JVM waits for the end of the handlers, but not for what the
+   * calling thread does after this.
    */
   public void run(Job... jobs) {
     Subscription subscription = subscribe(jobs);
-    Thread hook =
-        new Thread(
-            () -> subscription.stop(settings.stopGrace, "").handle((done, error) -> null).join(),
-            "anarchon-stop");
-    Runtime.getRuntime().addShutdownHook(hook);
+    subscription.stopAtShutdown();
     try {
       subscription.await();
-    } finally {
+    } catch (InterruptedException error) {
       try {
-        Runtime.getRuntime().removeShutdownHook(hook);
-      } catch (IllegalStateException shuttingDown) {
-        // It has run, or runs.
+        subscription.close();
+      } finally {
+        Thread.currentThread().interrupt();
       }
     }
   }
@@ -222,7 +228,7 @@ public final class AnarchonClient implements AutoCloseable {
       all = List.copyOf(subscriptions);
     }
     all.forEach(Subscription::stop);
-    all.forEach(Subscription::await);
+    all.forEach(Subscription::close);
   }
 
   private static ClientInfo clientInfo(boolean watched) {

@@ -26,9 +26,18 @@ public final class Durations {
    * @throws AnarchonException.WrongJob for anything else, saying what would be right
    */
   public static Duration parse(String text) {
+    return parse("duration", text);
+  }
+
+  /** As above, of this field. */
+  static Duration parse(String field, String text) {
+    if (text == null) {
+      throw new AnarchonException.WrongJob(field + " null: must be a duration");
+    }
+    String shown = field + " \"" + text + "\": ";
     Matcher match = TEXT.matcher(text);
     if (text.isEmpty() || text.length() > LONGEST_TEXT || !match.matches()) {
-      throw new AnarchonException.WrongJob("duration \"" + text + "\": " + whatToWrite(text));
+      throw new AnarchonException.WrongJob(shown + whatToWrite(text));
     }
     long total = 0;
     for (int unit = 0; unit < UNITS.length; unit++) {
@@ -40,7 +49,7 @@ public final class Durations {
     Duration duration = Duration.ofMillis(total);
     if (duration.compareTo(LONGEST) > 0) {
       throw new AnarchonException.WrongJob(
-          "duration \"" + text + "\": a duration cannot be longer than a hundred years");
+          shown + "a duration cannot be longer than a hundred years");
     }
     return duration;
   }

@@ -12,6 +12,7 @@ import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
+import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.epoll.Epoll;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollDomainSocketChannel;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollEventLoopGroup;
@@ -167,7 +168,7 @@ final class Endpoint {
   }
 
   /** A channel, and what it holds. */
-  record Connection(ManagedChannel channel, EpollEventLoopGroup loops) {
+  record Connection(ManagedChannel channel, EventLoopGroup loops) {
     void close() {
       channel.shutdownNow();
       if (loops != null) {
@@ -181,7 +182,7 @@ final class Endpoint {
     ChannelCredentials security =
         credentials == null ? InsecureChannelCredentials.create() : credentials;
     NettyChannelBuilder builder;
-    EpollEventLoopGroup loops = null;
+    EventLoopGroup loops = null;
     if (address.startsWith("unix:")) {
       loops = new EpollEventLoopGroup(1, daemons());
       builder =

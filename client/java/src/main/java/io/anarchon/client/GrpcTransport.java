@@ -11,9 +11,12 @@ import io.anarchon.v1.SubscribeRequest;
 import io.anarchon.v1.SubscribeResponse;
 import io.grpc.ConnectivityState;
 import io.grpc.Context;
+import io.grpc.ManagedChannel;
 import io.grpc.stub.StreamObserver;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.DoubleSupplier;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -22,13 +25,20 @@ final class GrpcTransport implements Transport {
   private static final Logger LOG = LoggerFactory.getLogger("anarchon");
   private final Endpoint endpoint;
   private final Endpoint.Connection connection;
+  private final ManagedChannel channel;
   private final SessionServiceGrpc.SessionServiceStub stub;
+  private final DoubleSupplier random;
+  private volatile int failures;
   private final AtomicBoolean wasReached = new AtomicBoolean();
 
-  GrpcTransport(Endpoint endpoint) {
+  /** Random draws from [0, 1). */
+  GrpcTransport(Endpoint endpoint, DoubleSupplier random) {
     this.endpoint = endpoint;
+    this.random = random;
     connection = endpoint.connect();
-    stub = SessionServiceGrpc.newStub(connection.channel());
+    channel = connection.channel();
+    stub = SessionServiceGrpc.newStub(channel);
+    watch(channel.getState(false));
   }
 
   @Override
@@ -38,7 +48,6 @@ final class GrpcTransport implements Transport {
       events.ended(refused);
       return () -> {};
     }
-    sayOnceThatThereIsNone();
     Context.CancellableContext context = Context.ROOT.withCancellation();
     Context before = context.attach();
     try {
@@ -69,25 +78,34 @@ final class GrpcTransport implements Transport {
     return () -> context.cancel(null);
   }
 
-  /** Says once that there is no sidecar yet; later losses are the session's to report. */
-  private void sayOnceThatThereIsNone() {
-    if (wasReached.get()) {
-      return;
+  /**
+   * Looks after the connection, in the channel's own threads.
+   *
+   * <p>gRPC's pauses between tries grow to two minutes, and cannot be set: each is cut short here, so
+   * that a sidecar that comes back is found by the specification's back-off. A channel stays in
+   * TRANSIENT_FAILURE over several tries, so that it is time that moves this on, and not its state.
+   */
+  private void watch(ConnectivityState state) {
+    if (state == ConnectivityState.TRANSIENT_FAILURE) {
+      sayOnceThatThereIsNone();
+      long pause = Session.backoff(failures++, random.getAsDouble());
+      CompletableFuture.delayedExecutor(pause, TimeUnit.MILLISECONDS, Runnable::run)
+          .execute(
+              () -> {
+                channel.resetConnectBackoff();
+                watch(channel.getState(false));
+              });
+    } else if (state != ConnectivityState.SHUTDOWN) {
+      failures = state == ConnectivityState.READY ? 0 : failures;
+      channel.notifyWhenStateChanged(state, () -> watch(channel.getState(false)));
     }
-    ConnectivityState state = connection.channel().getState(true);
-    connection
-        .channel()
-        .notifyWhenStateChanged(
-            state,
-            () -> {
-              if (connection.channel().getState(false) == ConnectivityState.TRANSIENT_FAILURE) {
-                if (wasReached.compareAndSet(false, true)) {
-                  LOG.warn("{}; trying again until one answers", endpoint.absence());
-                }
-              } else if (connection.channel().getState(false) == ConnectivityState.CONNECTING) {
-                sayOnceThatThereIsNone();
-              }
-            });
+  }
+
+  /** Later losses are the session's to report. */
+  private void sayOnceThatThereIsNone() {
+    if (wasReached.compareAndSet(false, true)) {
+      LOG.warn("{}; trying again until one answers", endpoint.absence());
+    }
   }
 
   @Override

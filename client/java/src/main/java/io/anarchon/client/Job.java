@@ -16,12 +16,13 @@ import java.util.regex.Pattern;
  * A handler with its name, schedule and policies.
  *
  * <pre>{@code
- * Job sync = Job.every("sync", Duration.ofSeconds(10)).timeout(Duration.ofMinutes(1)).run(ctx -> "3 rows");
+ * Job sync = Job.every("sync", "10s").timeout("1m").run(ctx -> "3 rows");
  * }</pre>
  *
  * <p>The name identifies the job in the store, and must be the same on every instance and in every
  * deploy: 1 to 128 characters of letters, digits and {@code . _ - : /}, starting with a letter or
- * digit. What a builder is not told, the sidecar decides; what the sidecar's store cannot do, the
+ * digit. Durations are {@link Duration}s of whole milliseconds, or texts ({@link Durations#parse}).
+ * What a builder is not told, the sidecar decides; what the sidecar's store cannot do, the
  * sidecar refuses. Every method throws {@link AnarchonException.WrongJob} for what is wrong.
  */
 public final class Job {
@@ -66,7 +67,7 @@ public final class Job {
 
   /** As {@link #every(String, Duration)}, with a text such as "10s" or "1h30m". */
   public static Builder every(String name, String period) {
-    return every(name, Durations.parse(period));
+    return every(name, Durations.parse("period", period));
   }
 
   /**
@@ -155,6 +156,11 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #offset(Duration)}, with a text such as "1h30m". */
+    public Builder offset(String text) {
+      return offset(Durations.parse("offset", text));
+    }
+
     /** Names the zone of a cron schedule: an IANA name such as "Europe/Athens". Default: "UTC". */
     public Builder timeZone(String name) {
       if (!spec.hasCron()) {
@@ -178,11 +184,21 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #jitter(Duration)}, with a text such as "1h30m". */
+    public Builder jitter(String text) {
+      return jitter(Durations.parse("jitter", text));
+    }
+
     /** How long one attempt may take before it is cancelled. Default: no limit. */
     public Builder timeout(Duration timeout) {
       Durations.check("timeout", timeout, MOMENT, LONG);
       spec.setTimeout(Durations.toWire(timeout));
       return this;
+    }
+
+    /** As {@link #timeout(Duration)}, with a text such as "1h30m". */
+    public Builder timeout(String text) {
+      return timeout(Durations.parse("timeout", text));
     }
 
     /** How often a runner says that it is alive, at most a third of the lease. Default: a sixth. */
@@ -192,11 +208,21 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #heartbeat(Duration)}, with a text such as "1h30m". */
+    public Builder heartbeat(String text) {
+      return heartbeat(Durations.parse("heartbeat", text));
+    }
+
     /** How long a runner is believed after its last heartbeat, 3 s to 1 h. Default: 30 s. */
     public Builder lease(Duration lease) {
       Durations.check("lease", lease, LEASE_MIN, LEASE_MAX);
       spec.setLease(Durations.toWire(lease));
       return this;
+    }
+
+    /** As {@link #lease(Duration)}, with a text such as "1h30m". */
+    public Builder lease(String text) {
+      return lease(Durations.parse("lease", text));
     }
 
     /** What a slot does that finds another run unfinished. */
@@ -230,6 +256,11 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #catchUpWindow(Duration)}, with a text such as "1h30m". */
+    public Builder catchUpWindow(String text) {
+      return catchUpWindow(Durations.parse("catchUpWindow", text));
+    }
+
     /** No more slots than this are caught up, 1 to 10,000. Default: 100. */
     public Builder catchUpLimit(int limit) {
       spec.getCatchUpBuilder().setLimit(whole("catchUpLimit", limit, 1, 10_000));
@@ -244,6 +275,11 @@ public final class Job {
       Durations.check("startDeadline", deadline, Duration.ofSeconds(1), LONG);
       spec.getCatchUpBuilder().setStartDeadline(Durations.toWire(deadline));
       return this;
+    }
+
+    /** As {@link #startDeadline(Duration)}, with a text such as "1h30m". */
+    public Builder startDeadline(String text) {
+      return startDeadline(Durations.parse("startDeadline", text));
     }
 
     /**
@@ -270,6 +306,11 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #retryDelay(Duration)}, with a text such as "1h30m". */
+    public Builder retryDelay(String text) {
+      return retryDelay(Durations.parse("retryDelay", text));
+    }
+
     /** Each pause is this many times the one before, 1 to 100. Default: 2. */
     public Builder retryFactor(double factor) {
       if (!(factor >= 1 && factor <= 100)) {
@@ -287,6 +328,11 @@ public final class Job {
       retrySaid = "retryMaxDelay";
       retry.setMaxDelay(Durations.toWire(delay));
       return this;
+    }
+
+    /** As {@link #retryMaxDelay(Duration)}, with a text such as "1h30m". */
+    public Builder retryMaxDelay(String text) {
+      return retryMaxDelay(Durations.parse("retryMaxDelay", text));
     }
 
     /**
@@ -324,6 +370,11 @@ public final class Job {
       return this;
     }
 
+    /** As {@link #cancelGrace(Duration)}, with a text such as "1h30m". */
+    public Builder cancelGrace(String text) {
+      return cancelGrace(Durations.parse("cancelGrace", text));
+    }
+
     /**
      * How long a running handler may go on when its instance stops. Default, and at most: the
      * instance's own grace, 20 s.
@@ -332,6 +383,11 @@ public final class Job {
       Durations.check("stopGrace", grace, Duration.ZERO, LONG);
       spec.setStopGrace(Durations.toWire(grace));
       return this;
+    }
+
+    /** As {@link #stopGrace(Duration)}, with a text such as "1h30m". */
+    public Builder stopGrace(String text) {
+      return stopGrace(Durations.parse("stopGrace", text));
     }
 
     /** Returns the job with its handler. */

@@ -87,6 +87,9 @@ final class Orders {
     look();
     synchronized (this) {
       if (told) {
+        if (Thread.currentThread() == handler) {
+          Thread.interrupted(); // the exception takes its place, and what tidies up may wait
+        }
         throw CancelledException.of(CancelReason.of(wireReason), message, lost);
       }
     }

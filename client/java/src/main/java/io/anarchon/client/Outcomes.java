@@ -9,7 +9,7 @@ import java.lang.reflect.Array;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Iterator;
-import java.util.List;
+import java.util.Arrays;
 import java.util.Map;
 
 /** How an attempt ended, out of what its handler returned or threw. */
@@ -59,7 +59,7 @@ final class Outcomes {
   private static String messageOf(Throwable error) {
     try {
       return error.getMessage() == null ? "" : error.getMessage();
-    } catch (RuntimeException broken) {
+    } catch (RuntimeException | Error broken) {
       return "<an error that cannot be shown>";
     }
   }
@@ -68,7 +68,7 @@ final class Outcomes {
     StringWriter text = new StringWriter();
     try {
       error.printStackTrace(new PrintWriter(text));
-    } catch (RuntimeException broken) {
+    } catch (RuntimeException | Error broken) {
       text.append("<cannot be shown>");
     }
     return text.toString();
@@ -127,7 +127,7 @@ final class Outcomes {
       for (int i = 0; i < items.length; i++) {
         items[i] = Array.get(value, i);
       }
-      write(json, List.of(items));
+      write(json, Arrays.asList(items));
     } else {
       writeText(json, String.valueOf(value));
     }

@@ -12,12 +12,22 @@ public final class Retry extends AnarchonException {
 
   /** Tries again after the policy's pause. */
   public Retry(String message) {
-    this(message, null, null);
+    this(message, (Duration) null, null);
   }
 
   /** Tries again after the given pause: whole milliseconds, more than zero. */
   public Retry(String message, Duration after) {
     this(message, after, null);
+  }
+
+  /** As {@link #Retry(String, Duration)}, with a text such as "90s". */
+  public Retry(String message, String after) {
+    this(message, Durations.parse("after", after), null);
+  }
+
+  /** Tries again after the policy's pause, because of another exception. */
+  public Retry(String message, Throwable cause) {
+    this(message, null, cause);
   }
 
   /**

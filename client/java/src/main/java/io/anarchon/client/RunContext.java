@@ -137,7 +137,8 @@ public final class RunContext {
 
   /**
    * Throws if the attempt is to stop, or if its lease can no longer be trusted. Cheap: no call is
-   * made, and the clock is asked.
+   * made, and the clock is asked. Where it throws in the handler's own thread it takes the place of the
+   * interrupt, so that what tidies up may wait.
    *
    * @throws CancelledException if it is to stop; where the attempt is no longer ours, its subclass
    *     {@link CancelledException.LeaseLost} or {@link CancelledException.Fenced}
@@ -184,16 +185,22 @@ public final class RunContext {
     check();
   }
 
-  /** Sets the MDC of the handler's thread; closing takes it away. */
-  AutoCloseable speaking() {
+  /** As {@link #sleep(Duration)}, with a text such as "10s". */
+  public void sleep(String duration) throws InterruptedException {
+    sleep(Durations.parse("duration", duration));
+  }
+
+  /** Sets the MDC of the handler's thread. */
+  void speak() {
     MDC.put("job", job());
     MDC.put("slot", Long.toString(slot()));
     MDC.put("attempt", Integer.toString(attempt()));
-    return () -> {
-      MDC.remove("job");
-      MDC.remove("slot");
-      MDC.remove("attempt");
-    };
+  }
+
+  void hush() {
+    MDC.remove("job");
+    MDC.remove("slot");
+    MDC.remove("attempt");
   }
 
   @Override

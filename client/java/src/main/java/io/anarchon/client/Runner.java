@@ -58,13 +58,20 @@ final class Runner {
     Attempt attempt = new Attempt(context, orders, clock.now());
     attempts.put(token, attempt);
     Handler handler = jobs.get(assignment.getJob()).handler();
-    threads.execute(() -> run(token, attempt, handler));
+    try {
+      threads.execute(() -> run(token, attempt, handler));
+    } catch (OutOfMemoryError noThread) { // as Java calls it
+      Outcome.Builder outcome = Outcomes.of(noThread, orders);
+      ended(token, attempt, outcome);
+      tell(attempt, outcome, noThread);
+    }
   }
 
   private void run(String token, Attempt attempt, Handler handler) {
-    Outcome.Builder outcome;
-    Throwable thrown = null;
-    try (AutoCloseable speaking = attempt.context.speaking()) {
+    attempt.context.speak();
+    try {
+      Throwable thrown = null;
+      Outcome.Builder outcome;
       attempt.orders.begin();
       try {
         // The value becomes text here, because that runs the handler's own code: where it throws,
@@ -76,12 +83,12 @@ final class Runner {
       } finally {
         attempt.orders.end();
       }
-    } catch (Exception never) {
-      throw new AssertionError(never);
+      ended(token, attempt, outcome);
+      // After the report: what the application's logging does must not hold it up.
+      tell(attempt, outcome, thrown);
+    } finally {
+      attempt.context.hush();
     }
-    ended(token, attempt, outcome);
-    // After the report: what the application's logging does must not hold it up.
-    tell(attempt, outcome, thrown);
   }
 
   private void ended(String token, Attempt attempt, Outcome.Builder outcome) {

@@ -433,7 +433,7 @@ final class Session {
     if (error != null || isClosing) {
       return;
     }
-    openAt = now + backoff(failures++);
+    openAt = now + backoff(failures++, random.getAsDouble());
     if (!toldLost && !isLeaving) {
       toldLost = true;
       say(Level.WARNING, why + "; subscribing again until that succeeds");
@@ -846,7 +846,7 @@ final class Session {
   }
 
   private void sendLater(long now, Finished done) {
-    done.sendAt = now + backoff(done.tries++);
+    done.sendAt = now + backoff(done.tries++, random.getAsDouble());
   }
 
   /** Answers at once what no keep-alive could. */
@@ -915,9 +915,9 @@ final class Session {
   }
 
   /** Doubles from 100 ms to 5 s, and is drawn from the upper half, so that clients spread. */
-  private long backoff(int failures) {
+  static long backoff(int failures, double drawn) {
     long longest = Math.min(BACKOFF_FIRST << Math.min(failures, 10), BACKOFF_MAX);
-    return Math.round(longest * (0.5 + 0.5 * random.getAsDouble()));
+    return Math.round(longest * (0.5 + 0.5 * drawn));
   }
 
   private void remember(String token) {

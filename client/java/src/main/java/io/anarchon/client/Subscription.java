@@ -29,7 +29,7 @@ public final class Subscription implements AutoCloseable {
   /** Java's waits stop while the machine sleeps, so the clock that counts sleep is looked at. */
   private static final long WATCH_EVERY_MS = 1_000;
 
-  private static final int EXIT_STATUS = 1;
+  private static final String OWN_ERROR = "the client has failed, which is an error of Anarchon's own";
 
   private final Duration stopGrace;
   private final Session session; // used by the session's thread alone
@@ -38,8 +38,7 @@ public final class Subscription implements AutoCloseable {
   private final Runner runner;
   private final Clock clock;
   private final Orders.Trust trust = new Orders.Trust(0);
-  private final boolean exits;
-  private volatile long exitAt = Session.NEVER;
+  private final ExitTimer exitTimer;
   private final LinkedBlockingQueue<Session.Fact> facts = new LinkedBlockingQueue<>();
   private final ExecutorService threads;
   private Runnable endStream = () -> {};
@@ -47,6 +46,9 @@ public final class Subscription implements AutoCloseable {
   private final CompletableFuture<Void> closed = new CompletableFuture<>();
   private final AtomicLong tickets = new AtomicLong();
   private final Map<Long, CompletableFuture<Void>> confirms = new ConcurrentHashMap<>();
+  private volatile boolean isOver;
+  private volatile boolean isAskedFor;
+  private volatile boolean isReadyAskedFor;
 
   Subscription(
       SubscribeRequest request,
@@ -59,7 +61,7 @@ public final class Subscription implements AutoCloseable {
     this.stopGrace = stopGrace;
     this.transport = transport;
     this.clock = clock;
-    this.exits = exits;
+    exitTimer = exits ? ExitTimer.started(clock) : ExitTimer.none(clock);
     sessionId = request.getSessionId();
     session = new Session(request, random);
     AtomicInteger number = new AtomicInteger();
@@ -82,11 +84,6 @@ public final class Subscription implements AutoCloseable {
             this::confirm);
     facts.add(new Session.Start());
     threads.execute(this::loop);
-    if (exits) {
-      Thread watchdog = new Thread(this::exitInTime, "anarchon-exit");
-      watchdog.setDaemon(true);
-      watchdog.start();
-    }
   }
 
   /** Returns what names the session in the sidecar's list of clients. */
@@ -95,25 +92,29 @@ public final class Subscription implements AutoCloseable {
   }
 
   /**
-   * Done when the sidecar has accepted the jobs and answers: gives its instance's name. Completes
-   * with what {@link #closed} does where the subscription ends before.
+   * Done when the sidecar has accepted the jobs and answers: gives its instance's name. Where the
+   * subscription ends before, it completes exceptionally: with what {@link #closed} does, or because
+   * it was stopped.
    */
   public CompletableFuture<String> ready() {
+    isReadyAskedFor = true;
     return ready.copy();
   }
 
   /**
    * Done when the subscription is over: after {@link #stop}, or exceptionally with the error that
    * ended it: an {@link AnarchonException.Refused} where the sidecar does not accept a job or the
-   * client, or an {@link AnarchonException.SessionReplaced}.
+   * client, or an {@link AnarchonException.SessionReplaced}. The error is logged where nobody has
+   * asked for it, here, by {@link #stop} or by {@link #await}.
    */
   public CompletableFuture<Void> closed() {
+    isAskedFor = true;
     return closed.copy();
   }
 
   /** As {@link #stop(Duration)}, with the client's grace. */
   public CompletableFuture<Void> stop() {
-    return stop(stopGrace, "");
+    return stop(stopGrace);
   }
 
   /**
@@ -123,34 +124,84 @@ public final class Subscription implements AutoCloseable {
    */
   public CompletableFuture<Void> stop(Duration grace) {
     Durations.check("grace", grace);
+    isAskedFor = true;
     return stop(grace, "");
   }
 
   CompletableFuture<Void> stop(Duration grace, String hint) {
     facts.add(new Session.StopAsked(grace.toMillis(), hint));
-    return closed();
+    return closed.copy();
   }
 
-  /** Stops with the client's grace, and waits. Throws what {@link #closed} gives. */
+  /** As {@link #stop(Duration)}, with a text such as "10s". */
+  public CompletableFuture<Void> stop(String grace) {
+    return stop(Durations.parse("grace", grace));
+  }
+
+  /**
+   * Stops with the client's grace, and waits. An interrupt meanwhile ends the grace, and stays set.
+   * Throws what {@link #closed} gives.
+   */
   @Override
   public void close() {
     stop();
-    await();
+    boolean isInterrupted = false;
+    try {
+      while (true) {
+        try {
+          await();
+          return;
+        } catch (InterruptedException error) {
+          isInterrupted = true;
+          stop(Duration.ZERO);
+        }
+      }
+    } finally {
+      if (isInterrupted) {
+        Thread.currentThread().interrupt();
+      }
+    }
   }
 
   /** Waits until the subscription is over. Throws what {@link #closed} gives. */
-  public void await() {
+  public void await() throws InterruptedException {
+    isAskedFor = true;
     try {
       closed.get();
     } catch (ExecutionException error) {
       if (error.getCause() instanceof AnarchonException ours) {
         throw ours;
       }
-      throw new AnarchonException("the client has failed, which is an error of Anarchon's own", error.getCause());
-    } catch (InterruptedException error) {
-      Thread.currentThread().interrupt();
-      throw new AnarchonException("interrupted while waiting for the client to stop", error);
+      throw new AnarchonException(OWN_ERROR, error.getCause());
     }
+  }
+
+  /**
+   * Has the subscription stopped, with the client's grace, when the JVM shuts down: by SIGINT, SIGTERM
+   * or {@code System.exit}. The JVM waits for it; a signal meanwhile ends the grace, where the JVM
+   * lets it be heard.
+   */
+  public void stopAtShutdown() {
+    Thread hook = new Thread(this::stopInShutdown, "anarchon-stop");
+    Runtime.getRuntime().addShutdownHook(hook);
+    closed.whenComplete(
+        (done, error) -> {
+          try {
+            Runtime.getRuntime().removeShutdownHook(hook);
+          } catch (IllegalStateException shuttingDown) {
+            // It has run, or runs.
+          }
+        });
+  }
+
+  private void stopInShutdown() {
+    boolean isHeard = Signals.handle(() -> stop(Duration.ZERO, ""));
+    stop(stopGrace, isHeard ? "a signal now cancels them" : "");
+    closed.handle((done, error) -> done).join(); // the error is told by those who asked
+  }
+
+  boolean isOver() {
+    return closed.isDone();
   }
 
   // ── The loop: facts to the session, its commands carried out ────────────────────────────────
@@ -171,11 +222,11 @@ public final class Subscription implements AutoCloseable {
             carryOut(command);
           }
         }
-        exitAt = session.exitAt();
+        exitTimer.set(session.exitAt());
       }
       error = over.error();
     } catch (RuntimeException | Error | InterruptedException ours) {
-      LOG.error("the client has failed, which is an error of Anarchon's own", ours);
+      LOG.error(OWN_ERROR, ours);
       failed = ours;
     } finally {
       end(error, failed);
@@ -188,46 +239,32 @@ public final class Subscription implements AutoCloseable {
     letLive();
     endStream.run();
     transport.close();
+    isOver = true;
     confirms
         .values()
         .forEach(
             each ->
                 each.completeExceptionally(
                     new AnarchonException.NotConfirmed("the client has stopped")));
+    threads.shutdown();
     Throwable why = failed != null ? failed : error;
     if (why == null) {
       ready.completeExceptionally(new AnarchonException("stopped before it was ready"));
       closed.complete(null);
     } else {
-      if (error != null && closed.getNumberOfDependents() == 0) {
+      boolean isTold = isAskedFor || (isReadyAskedFor && !ready.isDone());
+      if (error != null && !isTold) {
         LOG.error("the client stops: {}", error.getMessage());
       }
       ready.completeExceptionally(why);
       closed.completeExceptionally(why);
     }
-    threads.shutdown();
   }
 
   /** After the end: no exit any more, once no handler runs. */
   private void letLive() {
     if (!runner.isRunning()) {
-      exitAt = Session.NEVER;
-    }
-  }
-
-  /** Ends the process when a lease is over whose handler still runs, whatever the loop does. */
-  private void exitInTime() {
-    try {
-      while (!closed.isDone() || exitAt != Session.NEVER) {
-        long left = exitAt - clock.now();
-        if (left <= 0) {
-          System.err.println("anarchon: a lease is over, and its handler has not stopped");
-          Runtime.getRuntime().halt(EXIT_STATUS);
-        }
-        Thread.sleep(Math.min(left, 50));
-      }
-    } catch (InterruptedException error) {
-      Thread.currentThread().interrupt();
+      exitTimer.end();
     }
   }
 
@@ -252,7 +289,8 @@ public final class Subscription implements AutoCloseable {
     } else if (command instanceof Session.AnswerConfirm it) {
       answer(it);
     } else if (command instanceof Session.Ready it) {
-      ready.complete(it.instanceId());
+      // Elsewhere, because what the application does then must not hold up the keep-alives.
+      threads.execute(() -> ready.complete(it.instanceId()));
     } else if (command instanceof Session.Say it) {
       switch (it.level()) {
         case INFO -> LOG.info(it.message());
@@ -327,7 +365,7 @@ public final class Subscription implements AutoCloseable {
     CompletableFuture<Void> answer = new CompletableFuture<>();
     confirms.put(ticket, answer);
     try {
-      if (closed.isDone()) {
+      if (isOver) {
         throw new AnarchonException.NotConfirmed("the client has stopped");
       }
       facts.add(new Session.ConfirmAsked(token, ticket));
