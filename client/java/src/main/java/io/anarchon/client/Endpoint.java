@@ -161,6 +161,16 @@ final class Endpoint {
     }
   }
 
+  /** Returns why a socket is not called that may be somebody else's; null: it may be called. */
+  AnarchonException.Unavailable strangeSocket() {
+    try {
+      checkSocket();
+      return null;
+    } catch (AnarchonException.WrongSetup error) {
+      return new AnarchonException.Unavailable(error.getMessage(), "");
+    }
+  }
+
   /** What to say where no sidecar answers, and what to do about it. */
   String absence() {
     String advice = isLocal(address) ? "; start one with `anarchon serve`" : "";

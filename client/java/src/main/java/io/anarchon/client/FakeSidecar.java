@@ -33,7 +33,7 @@ import java.util.function.BooleanSupplier;
  * was sent. Safe to use in any thread; for one client with one subscription.
  */
 public final class FakeSidecar {
-  private static final long SLOT = 1_791_633_610_000L; // 2026-10-10T12:00:10Z
+  private static final long SLOT = TestRun.Builder.SLOT;
   private static final Duration PATIENCE = Duration.ofSeconds(30);
   private static final Duration TTL = Duration.ofSeconds(15);
   private static final Duration KEEP_ALIVE = Duration.ofSeconds(5);

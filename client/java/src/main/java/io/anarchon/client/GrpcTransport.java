@@ -43,7 +43,7 @@ final class GrpcTransport implements Transport {
 
   @Override
   public Runnable subscribe(SubscribeRequest request, Events events) {
-    AnarchonException.Sidecar refused = refused();
+    AnarchonException.Sidecar refused = endpoint.strangeSocket();
     if (refused != null) {
       events.ended(refused);
       return () -> {};
@@ -110,7 +110,7 @@ final class GrpcTransport implements Transport {
 
   @Override
   public void keepAlive(KeepAliveRequest request, long timeout, Answer<KeepAliveResponse> answer) {
-    AnarchonException.Sidecar refused = refused();
+    AnarchonException.Sidecar refused = endpoint.strangeSocket();
     if (refused != null) {
       answer.failed(refused);
       return;
@@ -120,7 +120,7 @@ final class GrpcTransport implements Transport {
 
   @Override
   public void complete(CompleteRequest request, long timeout, Answer<CompleteResponse> answer) {
-    AnarchonException.Sidecar refused = refused();
+    AnarchonException.Sidecar refused = endpoint.strangeSocket();
     if (refused != null) {
       answer.failed(refused);
       return;
@@ -133,7 +133,7 @@ final class GrpcTransport implements Transport {
   @Override
   public void closeSession(
       CloseSessionRequest request, long timeout, Answer<CloseSessionResponse> answer) {
-    AnarchonException.Sidecar refused = refused();
+    AnarchonException.Sidecar refused = endpoint.strangeSocket();
     if (refused != null) {
       answer.failed(refused);
       return;
@@ -144,16 +144,6 @@ final class GrpcTransport implements Transport {
   @Override
   public void close() {
     connection.close();
-  }
-
-  /** A socket that may be somebody else's is not called. */
-  private AnarchonException.Sidecar refused() {
-    try {
-      endpoint.checkSocket();
-      return null;
-    } catch (AnarchonException.WrongSetup error) {
-      return new AnarchonException.Unavailable(error.getMessage(), "");
-    }
   }
 
   private <T> StreamObserver<T> one(Answer<T> answer) {

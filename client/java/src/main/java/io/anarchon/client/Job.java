@@ -53,7 +53,8 @@ public final class Job {
     return spec;
   }
 
-  Handler handler() {
+  /** Returns what runs an attempt of it: for tests, see {@link TestRun}. */
+  public Handler handler() {
     return handler;
   }
 

@@ -20,7 +20,25 @@ public final class RunContext {
     /** It was missed, and is caught up. */
     CATCH_UP,
     /** A cause that this version of the client does not know. */
-    OTHER
+    OTHER;
+
+    static Trigger of(io.anarchon.v1.Trigger wire) {
+      return switch (wire) {
+        case TRIGGER_SCHEDULE -> SCHEDULE;
+        case TRIGGER_MANUAL -> MANUAL;
+        case TRIGGER_CATCH_UP -> CATCH_UP;
+        default -> OTHER;
+      };
+    }
+
+    int wire() {
+      return switch (this) {
+        case SCHEDULE -> io.anarchon.v1.Trigger.TRIGGER_SCHEDULE_VALUE;
+        case MANUAL -> io.anarchon.v1.Trigger.TRIGGER_MANUAL_VALUE;
+        case CATCH_UP -> io.anarchon.v1.Trigger.TRIGGER_CATCH_UP_VALUE;
+        case OTHER -> io.anarchon.v1.Trigger.TRIGGER_UNSPECIFIED_VALUE;
+      };
+    }
   }
 
   /** Renews a lease at the store, or throws. */
@@ -90,12 +108,7 @@ public final class RunContext {
 
   /** Returns what caused the run. */
   public Trigger trigger() {
-    return switch (assignment.getTrigger()) {
-      case TRIGGER_SCHEDULE -> Trigger.SCHEDULE;
-      case TRIGGER_MANUAL -> Trigger.MANUAL;
-      case TRIGGER_CATCH_UP -> Trigger.CATCH_UP;
-      default -> Trigger.OTHER;
-    };
+    return Trigger.of(assignment.getTrigger());
   }
 
   /** Returns what was given when the run was triggered; empty for scheduled runs. */
