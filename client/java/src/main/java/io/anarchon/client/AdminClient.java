@@ -31,13 +31,13 @@ import java.util.function.Function;
 
 /**
  * Asks a running sidecar about jobs, runs and instances of its whole namespace. Answers are the
- * protocol's own messages. Each call has 10 s, does not wait for a sidecar that is not there, and is
- * not repeated. Safe to use in any thread.
+ * protocol's own messages. Each call has 10 s, does not wait for a sidecar that is not there, and
+ * is not repeated. Safe to use in any thread.
  *
  * <p>Calls throw an {@link AnarchonException.Unavailable} where no sidecar answers, an {@link
- * AnarchonException.NotFound} for what there is not, an {@link AnarchonException.Unsupported} for what
- * its store cannot do, and an {@link AnarchonException.Refused} for a bad argument. Lists are fetched
- * page by page while one goes through them, and throw then.
+ * AnarchonException.NotFound} for what there is not, an {@link AnarchonException.Unsupported} for
+ * what its store cannot do, and an {@link AnarchonException.Refused} for a bad argument. Lists are
+ * fetched page by page while one goes through them, and throw then.
  */
 public final class AdminClient implements AutoCloseable {
   private static final long TIMEOUT_S = 10;
@@ -114,9 +114,9 @@ public final class AdminClient implements AutoCloseable {
   }
 
   /**
-   * Stops running the job's slots everywhere; returns the job as it is now. Once this has returned no
-   * slot of the job is claimed. What runs goes on, and so do triggered runs. The reason is kept for
-   * people, and may be empty.
+   * Stops running the job's slots everywhere; returns the job as it is now. Once this has returned
+   * no slot of the job is claimed. What runs goes on, and so do triggered runs. The reason is kept
+   * for people, and may be empty.
    */
   public io.anarchon.v1.Job pauseJob(String job, String reason) {
     PauseJobRequest request = PauseJobRequest.newBuilder().setJob(job).setReason(reason).build();
@@ -132,7 +132,9 @@ public final class AdminClient implements AutoCloseable {
     return ask(stub -> stub.resumeJob(request)).getJob();
   }
 
-  /** As {@link #triggerRun(String, byte[], String)}, with no payload and a request ID of its own. */
+  /**
+   * As {@link #triggerRun(String, byte[], String)}, with no payload and a request ID of its own.
+   */
   public Run triggerRun(String job) {
     return triggerRun(job, new byte[0]);
   }
@@ -143,9 +145,9 @@ public final class AdminClient implements AutoCloseable {
   }
 
   /**
-   * Makes a run of the job that is due now, outside the schedule; returns it. The payload, at most 64
-   * KiB, is handed to the handler. The same request ID gives the same run, so that a call that failed
-   * may be repeated with its own.
+   * Makes a run of the job that is due now, outside the schedule; returns it. The payload, at most
+   * 64 KiB, is handed to the handler. The same request ID gives the same run, so that a call that
+   * failed may be repeated with its own.
    *
    * @throws AnarchonException.WrongSetup for a payload that is too long
    */
@@ -164,8 +166,8 @@ public final class AdminClient implements AutoCloseable {
   }
 
   /**
-   * Asks a run to stop; returns it as it is now. One that no instance runs ends at once. The reason is
-   * for people, and may be empty.
+   * Asks a run to stop; returns it as it is now. One that no instance runs ends at once. The reason
+   * is for people, and may be empty.
    */
   public Run cancelRun(String job, long slot, String reason) {
     CancelRunRequest request =
@@ -224,8 +226,7 @@ public final class AdminClient implements AutoCloseable {
 
   /** Returns one instance; "" is the one that answers. */
   public Instance getInstance(String instanceId) {
-    GetInstanceRequest request =
-        GetInstanceRequest.newBuilder().setInstanceId(instanceId).build();
+    GetInstanceRequest request = GetInstanceRequest.newBuilder().setInstanceId(instanceId).build();
     return ask(stub -> stub.getInstance(request)).getInstance();
   }
 

@@ -128,8 +128,9 @@ public final class AnarchonClient implements AutoCloseable {
     }
 
     /**
-     * Whether the sidecar, where it can see this process, takes its end for the end of its handlers,
-     * and hands their runs on at once. Default: true; false where what they started may outlive it.
+     * Whether the sidecar, where it can see this process, takes its end for the end of its
+     * handlers, and hands their runs on at once. Default: true; false where what they started may
+     * outlive it.
      */
     public Builder watched(boolean watched) {
       this.watched = watched;
@@ -153,8 +154,8 @@ public final class AnarchonClient implements AutoCloseable {
   }
 
   /**
-   * Starts to run the jobs, and returns at once. A sidecar that is not there is no error: it is looked
-   * for until there is one. What the sidecar refuses comes from {@link Subscription#closed}.
+   * Starts to run the jobs, and returns at once. A sidecar that is not there is no error: it is
+   * looked for until there is one. What the sidecar refuses comes from {@link Subscription#closed}.
    *
    * @throws AnarchonException.WrongJob for jobs of one name, and for none or too many
    * @throws AnarchonException.WrongSetup for what is set up wrongly
@@ -162,8 +163,7 @@ public final class AnarchonClient implements AutoCloseable {
   public Subscription subscribe(Job... jobs) {
     Map<String, Job> byName = new LinkedHashMap<>();
     if (jobs.length < 1 || jobs.length > JOBS_MAX) {
-      throw new AnarchonException.WrongJob(
-          jobs.length + " jobs given: must be 1 to " + JOBS_MAX);
+      throw new AnarchonException.WrongJob(jobs.length + " jobs given: must be 1 to " + JOBS_MAX);
     }
     SubscribeRequest.Builder request =
         SubscribeRequest.newBuilder()
@@ -183,7 +183,9 @@ public final class AnarchonClient implements AutoCloseable {
     }
     endpoint.checkSocket();
     Transport transport =
-        settings.transport == null ? new GrpcTransport(endpoint, settings.random) : settings.transport;
+        settings.transport == null
+            ? new GrpcTransport(endpoint, settings.random)
+            : settings.transport;
     Subscription subscription =
         new Subscription(
             whole,
@@ -201,11 +203,11 @@ public final class AnarchonClient implements AutoCloseable {
   }
 
   /**
-   * Runs the jobs until SIGINT or SIGTERM, that is, until the JVM shuts down, and then stops as {@link
-   * Subscription#stop} does; a second signal ends the grace. An interrupt of the calling thread stops
-   * as well, a second one ends the grace; it stays set. Blocks; throws what {@link #subscribe} and
-   * {@link Subscription#await} throw. The JVM waits for the end of the handlers, but not for what the
-   * calling thread does after this.
+   * Runs the jobs until SIGINT or SIGTERM, that is, until the JVM shuts down, and then stops as
+   * {@link Subscription#stop} does; a second signal ends the grace. An interrupt of the calling
+   * thread stops as well, a second one ends the grace; it stays set. Blocks; throws what {@link
+   * #subscribe} and {@link Subscription#await} throw. The JVM waits for the end of the handlers,
+   * but not for what the calling thread does after this.
    */
   public void run(Job... jobs) {
     Subscription subscription = subscribe(jobs);

@@ -48,7 +48,11 @@ final class CallToken {
     Stamp stamp;
     try {
       BasicFileAttributes now = Files.readAttributes(Path.of(file), BasicFileAttributes.class);
-      stamp = new Stamp(now.fileKey(), now.lastModifiedTime().to(java.util.concurrent.TimeUnit.NANOSECONDS), now.size());
+      stamp =
+          new Stamp(
+              now.fileKey(),
+              now.lastModifiedTime().to(java.util.concurrent.TimeUnit.NANOSECONDS),
+              now.size());
       if (stamp.equals(seen)) {
         return;
       }
@@ -58,7 +62,8 @@ final class CallToken {
           "token file \"" + file + "\": cannot be read: " + error.getClass().getSimpleName());
     }
     // The sidecar's own file may hold two while one replaces the other: the first is sent.
-    String first = text.lines().map(String::strip).filter(line -> !line.isEmpty()).findFirst().orElse("");
+    String first =
+        text.lines().map(String::strip).filter(line -> !line.isEmpty()).findFirst().orElse("");
     if (!PRINTABLE.matcher(first).matches()) {
       throw new AnarchonException.WrongSetup(
           "token file \""

@@ -34,6 +34,7 @@ import java.util.regex.Pattern;
 /** Where a sidecar is, and what opens its door. */
 final class Endpoint {
   static final String DEFAULT_ADDRESS = "127.0.0.1:7420";
+
   /** What a socket address of the system can hold, with its closing zero. */
   private static final int UNIX_PATH_MAX_BYTES = 107;
 
@@ -236,8 +237,7 @@ final class Endpoint {
         case UNIMPLEMENTED ->
             message = "the server at " + address + " does not speak anarchon.v1: " + message;
         case UNAVAILABLE -> message = unavailable(message, status.getCause());
-        case DEADLINE_EXCEEDED ->
-            message = "the sidecar at " + address + " did not answer in time";
+        case DEADLINE_EXCEEDED -> message = "the sidecar at " + address + " did not answer in time";
         default -> {}
       }
     }
@@ -249,7 +249,9 @@ final class Endpoint {
    * credentials there are more ways to fail than one, and only gRPC's words tell them apart.
    */
   private String unavailable(String details, Throwable cause) {
-    boolean isAbsent = cause instanceof java.net.ConnectException || cause instanceof java.io.FileNotFoundException;
+    boolean isAbsent =
+        cause instanceof java.net.ConnectException
+            || cause instanceof java.io.FileNotFoundException;
     if (!isAbsent) {
       String why = cause == null ? details : details + ": " + cause.getMessage();
       return "the connection to the sidecar at " + address + " is lost: " + why;

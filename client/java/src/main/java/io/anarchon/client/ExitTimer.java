@@ -41,7 +41,8 @@ final class ExitTimer {
     try {
       Thread words =
           new Thread(
-              () -> System.err.println("anarchon: a lease is over, and its handler has not stopped"));
+              () ->
+                  System.err.println("anarchon: a lease is over, and its handler has not stopped"));
       words.setDaemon(true);
       words.start();
       words.join(WORDS_MS);

@@ -28,9 +28,10 @@ import java.util.Set;
 import java.util.function.BooleanSupplier;
 
 /**
- * Stands in for a sidecar in tests: give it to a client by {@link AnarchonClient.Builder#fakeSidecar}.
- * It attaches, hands out what the test says, answers keep-alives, records results, and shows what it
- * was sent. Safe to use in any thread; for one client with one subscription.
+ * Stands in for a sidecar in tests: give it to a client by {@link
+ * AnarchonClient.Builder#fakeSidecar}. It attaches, hands out what the test says, answers
+ * keep-alives, records results, and shows what it was sent. Safe to use in any thread; for one
+ * client with one subscription.
  */
 public final class FakeSidecar {
   private static final long SLOT = TestRun.Builder.SLOT;

@@ -9,11 +9,9 @@ import io.anarchon.v1.KeepAliveResponse;
 import io.anarchon.v1.SessionServiceGrpc;
 import io.anarchon.v1.SubscribeRequest;
 import io.anarchon.v1.SubscribeResponse;
-import io.grpc.ConnectivityState;
 import io.grpc.Context;
 import io.grpc.ManagedChannel;
 import io.grpc.stub.StreamObserver;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.DoubleSupplier;
@@ -25,20 +23,16 @@ final class GrpcTransport implements Transport {
   private static final Logger LOG = LoggerFactory.getLogger("anarchon");
   private final Endpoint endpoint;
   private final Endpoint.Connection connection;
-  private final ManagedChannel channel;
   private final SessionServiceGrpc.SessionServiceStub stub;
-  private final DoubleSupplier random;
-  private volatile int failures;
   private final AtomicBoolean wasReached = new AtomicBoolean();
 
   /** Random draws from [0, 1). */
   GrpcTransport(Endpoint endpoint, DoubleSupplier random) {
     this.endpoint = endpoint;
-    this.random = random;
     connection = endpoint.connect();
-    channel = connection.channel();
+    ManagedChannel channel = connection.channel();
     stub = SessionServiceGrpc.newStub(channel);
-    watch(channel.getState(false));
+    new Reconnecting(channel, random, Reconnecting::later, this::sayOnceThatThereIsNone).watch();
   }
 
   @Override
@@ -76,29 +70,6 @@ final class GrpcTransport implements Transport {
       context.detach(before);
     }
     return () -> context.cancel(null);
-  }
-
-  /**
-   * Looks after the connection, in the channel's own threads.
-   *
-   * <p>gRPC's pauses between tries grow to two minutes, and cannot be set: each is cut short here, so
-   * that a sidecar that comes back is found by the specification's back-off. A channel stays in
-   * TRANSIENT_FAILURE over several tries, so that it is time that moves this on, and not its state.
-   */
-  private void watch(ConnectivityState state) {
-    if (state == ConnectivityState.TRANSIENT_FAILURE) {
-      sayOnceThatThereIsNone();
-      long pause = Session.backoff(failures++, random.getAsDouble());
-      CompletableFuture.delayedExecutor(pause, TimeUnit.MILLISECONDS, Runnable::run)
-          .execute(
-              () -> {
-                channel.resetConnectBackoff();
-                watch(channel.getState(false));
-              });
-    } else if (state != ConnectivityState.SHUTDOWN) {
-      failures = state == ConnectivityState.READY ? 0 : failures;
-      channel.notifyWhenStateChanged(state, () -> watch(channel.getState(false)));
-    }
   }
 
   /** Later losses are the session's to report. */

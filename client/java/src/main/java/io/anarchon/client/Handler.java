@@ -3,9 +3,9 @@ package io.anarchon.client;
 /**
  * Runs one attempt of a job, in a thread of its own.
  *
- * <p>What it returns is kept with the run: nothing for null, a text as it is, and any other value as
- * JSON. An exception fails the attempt; {@link Retry} and {@link Permanent} say more of it. When the
- * attempt is to stop its thread is interrupted: a handler that then throws {@link
+ * <p>What it returns is kept with the run: nothing for null, a text as it is, and any other value
+ * as JSON. An exception fails the attempt; {@link Retry} and {@link Permanent} say more of it. When
+ * the attempt is to stop its thread is interrupted: a handler that then throws {@link
  * InterruptedException} or {@link CancelledException} has stopped as it was told.
  */
 @FunctionalInterface

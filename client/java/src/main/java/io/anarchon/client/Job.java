@@ -22,8 +22,8 @@ import java.util.regex.Pattern;
  * <p>The name identifies the job in the store, and must be the same on every instance and in every
  * deploy: 1 to 128 characters of letters, digits and {@code . _ - : /}, starting with a letter or
  * digit. Durations are {@link Duration}s of whole milliseconds, or texts ({@link Durations#parse}).
- * What a builder is not told, the sidecar decides; what the sidecar's store cannot do, the
- * sidecar refuses. Every method throws {@link AnarchonException.WrongJob} for what is wrong.
+ * What a builder is not told, the sidecar decides; what the sidecar's store cannot do, the sidecar
+ * refuses. Every method throws {@link AnarchonException.WrongJob} for what is wrong.
  */
 public final class Job {
   private static final Pattern NAME = Pattern.compile("[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}");
@@ -58,7 +58,9 @@ public final class Job {
     return handler;
   }
 
-  /** A job that is due on a grid counted from the Unix epoch in UTC. The period: 100 ms to 366 d. */
+  /**
+   * A job that is due on a grid counted from the Unix epoch in UTC. The period: 100 ms to 366 d.
+   */
   public static Builder every(String name, Duration period) {
     Builder builder = new Builder(name);
     Durations.check("period", period, Duration.ofMillis(100), LONG);
@@ -84,8 +86,8 @@ public final class Job {
   }
 
   /**
-   * A handler that is offered by its name alone: the sidecar's configuration must have the job. Where
-   * policies are given here and there, the configuration wins, and a note says so.
+   * A handler that is offered by its name alone: the sidecar's configuration must have the job.
+   * Where policies are given here and there, the configuration wins, and a note says so.
    */
   public static Builder byName(String name) {
     Builder builder = new Builder(name);
@@ -269,8 +271,8 @@ public final class Job {
     }
 
     /**
-     * A slot that nobody claimed for this long is missed. Default: the gap to the next slot, at most
-     * 60 s, at least jitter + 5 s.
+     * A slot that nobody claimed for this long is missed. Default: the gap to the next slot, at
+     * most 60 s, at least jitter + 5 s.
      */
     public Builder startDeadline(Duration deadline) {
       Durations.check("startDeadline", deadline, Duration.ofSeconds(1), LONG);
@@ -345,9 +347,7 @@ public final class Job {
       return this;
     }
 
-    /**
-     * Annotations for people and dashboards: at most 16, key and value at most 128 bytes each.
-     */
+    /** Annotations for people and dashboards: at most 16, key and value at most 128 bytes each. */
     public Builder labels(Map<String, String> labels) {
       if (labels.size() > LABELS_MAX) {
         throw wrong("%d labels: must be at most %d", labels.size(), LABELS_MAX);
@@ -492,7 +492,8 @@ public final class Job {
     };
 
     static void check(String expression) {
-      String shown = expression == null ? null : expression.substring(0, Math.min(80, expression.length()));
+      String shown =
+          expression == null ? null : expression.substring(0, Math.min(80, expression.length()));
       if (expression == null || expression.length() > EXPRESSION_MAX) {
         throw wrong(
             "cron expression \"%s\": must be a text of at most %d characters",

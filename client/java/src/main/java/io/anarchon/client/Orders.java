@@ -77,8 +77,7 @@ final class Orders {
   /** Lets the clock have its word: ends the attempt's trust if its time is over. */
   void look() {
     if (clock.now() >= trust.end()) {
-      cancel(
-          io.anarchon.v1.CancelReason.CANCEL_REASON_LEASE_LOST_VALUE, NOT_ANSWERED, false);
+      cancel(io.anarchon.v1.CancelReason.CANCEL_REASON_LEASE_LOST_VALUE, NOT_ANSWERED, false);
     }
   }
 

@@ -8,8 +8,8 @@ import java.io.StringWriter;
 import java.lang.reflect.Array;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.util.Iterator;
 import java.util.Arrays;
+import java.util.Iterator;
 import java.util.Map;
 
 /** How an attempt ended, out of what its handler returned or threw. */

@@ -1,8 +1,8 @@
 package io.anarchon.client;
 
 /**
- * Thrown by a handler: the attempt failed, and trying again is of no use. The run has failed, whatever
- * {@code retries} says.
+ * Thrown by a handler: the attempt failed, and trying again is of no use. The run has failed,
+ * whatever {@code retries} says.
  */
 public final class Permanent extends AnarchonException {
   private static final long serialVersionUID = 1L;

@@ -3,8 +3,8 @@ package io.anarchon.client;
 import java.time.Duration;
 
 /**
- * Thrown by a handler: the attempt failed, and is to be tried again after a pause of its own. Whether
- * there is a next attempt is the policy's to say: {@code retries}, by default none.
+ * Thrown by a handler: the attempt failed, and is to be tried again after a pause of its own.
+ * Whether there is a next attempt is the policy's to say: {@code retries}, by default none.
  */
 public final class Retry extends AnarchonException {
   private static final long serialVersionUID = 1L;

@@ -150,8 +150,8 @@ public final class RunContext {
 
   /**
    * Throws if the attempt is to stop, or if its lease can no longer be trusted. Cheap: no call is
-   * made, and the clock is asked. Where it throws in the handler's own thread it takes the place of the
-   * interrupt, so that what tidies up may wait.
+   * made, and the clock is asked. Where it throws in the handler's own thread it takes the place of
+   * the interrupt, so that what tidies up may wait.
    *
    * @throws CancelledException if it is to stop; where the attempt is no longer ours, its subclass
    *     {@link CancelledException.LeaseLost} or {@link CancelledException.Fenced}
@@ -161,8 +161,8 @@ public final class RunContext {
   }
 
   /**
-   * Has the lease renewed at the store now: the thing to do just before what cannot be undone. Takes
-   * one round trip to the store.
+   * Has the lease renewed at the store now: the thing to do just before what cannot be undone.
+   * Takes one round trip to the store.
    *
    * @throws CancelledException as {@link #check} does
    * @throws AnarchonException.NotConfirmed if it cannot be told now

@@ -53,8 +53,7 @@ final class Runner {
   void start(Assignment assignment) {
     String token = assignment.getToken();
     Orders orders = new Orders(clock, trust);
-    RunContext context =
-        new RunContext(assignment, orders, () -> confirmer.confirm(token));
+    RunContext context = new RunContext(assignment, orders, () -> confirmer.confirm(token));
     Attempt attempt = new Attempt(context, orders, clock.now());
     attempts.put(token, attempt);
     Handler handler = jobs.get(assignment.getJob()).handler();
@@ -95,7 +94,10 @@ final class Runner {
     attempts.remove(token);
     if (isAbandoned) {
       onLateEnd.run();
-      attempt.context.log().warn("{} ended after its client had stopped: its result is lost", attempt.context);
+      attempt
+          .context
+          .log()
+          .warn("{} ended after its client had stopped: its result is lost", attempt.context);
       return;
     }
     outcome.setElapsed(Durations.toWire(Duration.ofMillis(clock.now() - attempt.startedAt)));
@@ -115,8 +117,7 @@ final class Runner {
     isAbandoned = true;
     attempts.forEach(
         (token, attempt) ->
-            attempt.orders.cancel(
-                CancelReason.LEASE_LOST.wire(), "the client has stopped", false));
+            attempt.orders.cancel(CancelReason.LEASE_LOST.wire(), "the client has stopped", false));
   }
 
   /** Logs how an attempt ended that has not succeeded: people look there first. */
@@ -124,7 +125,8 @@ final class Runner {
     Logger log = attempt.context.log();
     if (outcome.hasFailure()) {
       if (thrown instanceof Retry) {
-        log.warn("{} failed, to be tried again: {}", attempt.context, outcome.getFailure().getMessage());
+        log.warn(
+            "{} failed, to be tried again: {}", attempt.context, outcome.getFailure().getMessage());
       } else {
         log.error("{} failed", attempt.context, thrown);
       }

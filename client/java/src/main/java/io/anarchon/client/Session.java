@@ -45,11 +45,13 @@ final class Session {
   static final long NEVER = Long.MAX_VALUE;
   static final long BACKOFF_FIRST = 100;
   static final long BACKOFF_MAX = 5_000;
+
   /** Whatever a sidecar says, no more keep-alives than this. */
   static final long KEEP_ALIVE_INTERVAL_MIN = 200;
 
   static final long KEEP_ALIVE_TIMEOUT_MAX = 5_000;
   static final long COMPLETE_TIMEOUT = 10_000;
+
   /** At least; for the lease where it is longer, but not for longer than a lease can be. */
   static final long COMPLETE_FOR = 5 * 60_000;
 
@@ -184,6 +186,7 @@ final class Session {
     final long giveUpAt;
     long sendAt;
     int tries;
+
     /** Its batch was refused: it goes alone, so that it spoils no other's. */
     boolean alone;
 
@@ -582,8 +585,7 @@ final class Session {
       }
       String how = left > 0 ? "waiting up to " + text(left) + " for" : "cancelling";
       String what = counted(running.size(), "handler") + " (" + listed(names) + ")";
-      say(
-          Level.INFO, "stopping: " + how + " " + what + (hint.isEmpty() ? "" : "; " + hint));
+      say(Level.INFO, "stopping: " + how + " " + what + (hint.isEmpty() ? "" : "; " + hint));
     } else if (!finished.isEmpty()) {
       String what = counted(finished.size(), "result");
       say(
@@ -641,8 +643,7 @@ final class Session {
     keepAlives++;
     List<Ticketed> tickets = confirms;
     confirms = new ArrayList<>();
-    unanswered.put(
-        keepAlives, new Unanswered(now, state == State.ATTACHED ? stream : 0, tickets));
+    unanswered.put(keepAlives, new Unanswered(now, state == State.ATTACHED ? stream : 0, tickets));
     if (keepAliveAt != NEVER) {
       keepAliveAt = now + interval;
     }
@@ -671,8 +672,7 @@ final class Session {
       if (now < done.sendAt || (done.alone && !tokens.isEmpty())) {
         continue;
       }
-      Result result =
-          Result.newBuilder().setToken(each.getKey()).setOutcome(done.outcome).build();
+      Result result = Result.newBuilder().setToken(each.getKey()).setOutcome(done.outcome).build();
       size += result.getSerializedSize() + 16; // key and length of a field take less than 16 bytes
       if (!tokens.isEmpty() && size > RESULTS_MAX_BYTES) {
         break;
@@ -884,8 +884,7 @@ final class Session {
     }
     return run.lostAt == NEVER
         ? null
-        : CancelledException.of(
-            io.anarchon.client.CancelReason.of(run.lostBecause), "", true);
+        : CancelledException.of(io.anarchon.client.CancelReason.of(run.lostBecause), "", true);
   }
 
   /** Returns when a handler that still runs is cancelled because the client leaves. */
@@ -959,11 +958,7 @@ final class Session {
   }
 
   static String labelOf(Assignment assignment) {
-    return assignment.getJob()
-        + " "
-        + assignment.getSlot()
-        + " attempt "
-        + assignment.getAttempt();
+    return assignment.getJob() + " " + assignment.getSlot() + " attempt " + assignment.getAttempt();
   }
 
   /**

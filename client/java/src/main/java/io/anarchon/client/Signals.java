@@ -9,9 +9,9 @@ import org.slf4j.LoggerFactory;
 /**
  * Signals that come while the JVM shuts down already, which by itself does not hear them.
  *
- * <p>{@code sun.misc.Signal} is the only way to them, and public, though of no standard: it is looked
- * up by its name, so that a JVM without it, or one that was told to leave signals alone, loses no
- * more than this.
+ * <p>{@code sun.misc.Signal} is the only way to them, and public, though of no standard: it is
+ * looked up by its name, so that a JVM without it, or one that was told to leave signals alone,
+ * loses no more than this.
  */
 final class Signals {
   private static final Logger LOG = LoggerFactory.getLogger("anarchon");

@@ -26,10 +26,12 @@ import org.slf4j.LoggerFactory;
  */
 public final class Subscription implements AutoCloseable {
   private static final Logger LOG = LoggerFactory.getLogger("anarchon");
+
   /** Java's waits stop while the machine sleeps, so the clock that counts sleep is looked at. */
   private static final long WATCH_EVERY_MS = 1_000;
 
-  private static final String OWN_ERROR = "the client has failed, which is an error of Anarchon's own";
+  private static final String OWN_ERROR =
+      "the client has failed, which is an error of Anarchon's own";
 
   private final Duration stopGrace;
   private final Session session; // used by the session's thread alone
@@ -93,8 +95,8 @@ public final class Subscription implements AutoCloseable {
 
   /**
    * Done when the sidecar has accepted the jobs and answers: gives its instance's name. Where the
-   * subscription ends before, it completes exceptionally: with what {@link #closed} does, or because
-   * it was stopped.
+   * subscription ends before, it completes exceptionally: with what {@link #closed} does, or
+   * because it was stopped.
    */
   public CompletableFuture<String> ready() {
     isReadyAskedFor = true;
@@ -120,7 +122,8 @@ public final class Subscription implements AutoCloseable {
   /**
    * Stops: no more runs are taken; handlers may go on for the grace, and for their job's own where
    * that is shorter, then they are cancelled. Runs that were cancelled are handed over to other
-   * instances at once. Called again, it can only shorten the grace. Gives what {@link #closed} gives.
+   * instances at once. Called again, it can only shorten the grace. Gives what {@link #closed}
+   * gives.
    */
   public CompletableFuture<Void> stop(Duration grace) {
     Durations.check("grace", grace);
@@ -177,9 +180,9 @@ public final class Subscription implements AutoCloseable {
   }
 
   /**
-   * Has the subscription stopped, with the client's grace, when the JVM shuts down: by SIGINT, SIGTERM
-   * or {@code System.exit}. The JVM waits for it; a signal meanwhile ends the grace, where the JVM
-   * lets it be heard.
+   * Has the subscription stopped, with the client's grace, when the JVM shuts down: by SIGINT,
+   * SIGTERM or {@code System.exit}. The JVM waits for it; a signal meanwhile ends the grace, where
+   * the JVM lets it be heard.
    */
   public void stopAtShutdown() {
     Thread hook = new Thread(this::stopInShutdown, "anarchon-stop");

@@ -112,8 +112,8 @@ public final class TestRun {
     }
 
     /**
-     * What {@link RunContext#confirm} does. Default: it succeeds. {@link TestRun#notConfirmed} is what
-     * to throw where it is not to.
+     * What {@link RunContext#confirm} does. Default: it succeeds. {@link TestRun#notConfirmed} is
+     * what to throw where it is not to.
      */
     public Builder confirmation(Confirmation confirmation) {
       this.confirmation = confirmation;
@@ -137,8 +137,8 @@ public final class TestRun {
   }
 
   /**
-   * Runs the handler in the calling thread, which {@link #cancel} in another one interrupts; returns
-   * and throws what the handler does.
+   * Runs the handler in the calling thread, which {@link #cancel} in another one interrupts;
+   * returns and throws what the handler does.
    */
   public Object call(Handler handler) throws Exception {
     orders.begin();
@@ -150,8 +150,8 @@ public final class TestRun {
   }
 
   /**
-   * Tells the attempt to stop; {@link CancelReason#LEASE_LOST} and {@link CancelReason#FENCED} end its
-   * trust as well.
+   * Tells the attempt to stop; {@link CancelReason#LEASE_LOST} and {@link CancelReason#FENCED} end
+   * its trust as well.
    */
   public void cancel(CancelReason reason) {
     orders.cancel(reason.wire(), "", !CancelReason.endsTrust(reason.wire()));

@@ -10,8 +10,8 @@ import io.anarchon.v1.SubscribeRequest;
 import io.anarchon.v1.SubscribeResponse;
 
 /**
- * The calls of the protocol's SessionService. No method waits; callbacks come in any thread. Safe to
- * use in any thread. Timeouts are milliseconds.
+ * The calls of the protocol's SessionService. No method waits; callbacks come in any thread. Safe
+ * to use in any thread. Timeouts are milliseconds.
  */
 interface Transport {
   /** What becomes of a call. */
@@ -28,7 +28,9 @@ interface Transport {
     void ended(AnarchonException.Sidecar error);
   }
 
-  /** Opens the session's stream, waiting for a sidecar as long as it takes; returns what ends it. */
+  /**
+   * Opens the session's stream, waiting for a sidecar as long as it takes; returns what ends it.
+   */
   Runnable subscribe(SubscribeRequest request, Events events);
 
   /** Renews the session, without waiting for a sidecar that is not there. */

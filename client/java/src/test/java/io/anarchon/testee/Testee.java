@@ -34,7 +34,10 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 
-/** Java's testee: see tests/conformance/README.md. It decides nothing; it shows what the client does. */
+/**
+ * Java's testee: see tests/conformance/README.md. It decides nothing; it shows what the client
+ * does.
+ */
 final class Testee {
   private static final Set<String> KEYS =
       Set.of("jobs", "max_concurrency", "stop_grace", "on_lease_lost", "ca_file", "padding");
@@ -67,22 +70,33 @@ final class Testee {
   // ── What the handlers do between `started` and `ended` ────────────────────────────────────────
 
   private static Object shows(RunContext run) {
-    boolean limited =
-        run.deadline().filter(end -> end.isAfter(Instant.now())).isPresent();
+    boolean limited = run.deadline().filter(end -> end.isAfter(Instant.now())).isPresent();
     emit(
         "context",
-        "token", run.token(),
-        "job", run.job(),
-        "slot", run.slot(),
-        "attempt", run.attempt(),
-        "fence", Long.toString(run.fence()),
-        "instance_id", run.instanceId(),
-        "trigger", run.trigger().name().toLowerCase(java.util.Locale.ROOT),
-        "payload", run.payloadText(),
-        "scheduled_at", MOMENT.format(run.scheduledAt()),
-        "has_deadline", limited,
-        "remaining_ms", run.remaining().map(Duration::toMillis).orElse(null),
-        "cancelled", run.isCancelled());
+        "token",
+        run.token(),
+        "job",
+        run.job(),
+        "slot",
+        run.slot(),
+        "attempt",
+        run.attempt(),
+        "fence",
+        Long.toString(run.fence()),
+        "instance_id",
+        run.instanceId(),
+        "trigger",
+        run.trigger().name().toLowerCase(java.util.Locale.ROOT),
+        "payload",
+        run.payloadText(),
+        "scheduled_at",
+        MOMENT.format(run.scheduledAt()),
+        "has_deadline",
+        limited,
+        "remaining_ms",
+        run.remaining().map(Duration::toMillis).orElse(null),
+        "cancelled",
+        run.isCancelled());
     return null;
   }
 
@@ -186,8 +200,15 @@ final class Testee {
   private static Handler shown(Handler does) {
     return run -> {
       emit(
-          "started", "token", run.token(), "job", run.job(), "slot", run.slot(),
-          "attempt", run.attempt());
+          "started",
+          "token",
+          run.token(),
+          "job",
+          run.job(),
+          "slot",
+          run.slot(),
+          "attempt",
+          run.attempt());
       try {
         return does.run(run);
       } finally {
@@ -230,9 +251,7 @@ final class Testee {
       case "stubborn" -> every.run(shown(Testee::isStubborn));
       case "policies" -> withPolicies(every).run(shown(RunContext::payloadText));
       case "cron" ->
-          Job.cron(name, "0 8 * * *")
-              .timeZone("Europe/Athens")
-              .run(shown(RunContext::payloadText));
+          Job.cron(name, "0 8 * * *").timeZone("Europe/Athens").run(shown(RunContext::payloadText));
       case "brief" -> every.timeout("1s").retries(0).run(shown(Testee::waits));
       case "named" -> Job.byName(name).run(shown(RunContext::payloadText));
       default -> throw unfit("no such job: " + name);
@@ -305,8 +324,7 @@ final class Testee {
     if (config.has("stop_grace")) {
       client.stopGrace(config.get("stop_grace").getAsString());
     }
-    if (config.has("on_lease_lost")
-        && config.get("on_lease_lost").getAsString().equals("exit")) {
+    if (config.has("on_lease_lost") && config.get("on_lease_lost").getAsString().equals("exit")) {
       client.exitOnLeaseLost();
     }
     if (config.has("ca_file")) {
@@ -356,7 +374,8 @@ final class Testee {
       return "replaced";
     }
     boolean isSetup =
-        error instanceof AnarchonException.WrongJob || error instanceof AnarchonException.WrongSetup;
+        error instanceof AnarchonException.WrongJob
+            || error instanceof AnarchonException.WrongSetup;
     return isSetup ? "setup" : "other";
   }
 
@@ -365,7 +384,8 @@ final class Testee {
     int status = 0;
     try {
       Subscription subscription = subscribe(config);
-      // A JVM that is told to shut down ends with 143 once its hooks have run: this one says the end.
+      // A JVM that is told to shut down ends with 143 once its hooks have run: this one says the
+      // end.
       Thread main = Thread.currentThread();
       Runtime.getRuntime().addShutdownHook(new Thread(() -> waitFor(main)));
       subscription.stopAtShutdown();
