@@ -51,6 +51,7 @@ public final class Subscription implements AutoCloseable {
   private volatile boolean isOver;
   private volatile boolean isAskedFor;
   private volatile boolean isReadyAskedFor;
+  private boolean wasReady; // used by the session's thread alone
 
   Subscription(
       SubscribeRequest request,
@@ -255,7 +256,7 @@ public final class Subscription implements AutoCloseable {
       ready.completeExceptionally(new AnarchonException("stopped before it was ready"));
       closed.complete(null);
     } else {
-      boolean isTold = isAskedFor || (isReadyAskedFor && !ready.isDone());
+      boolean isTold = isAskedFor || (isReadyAskedFor && !wasReady);
       if (error != null && !isTold) {
         LOG.error("the client stops: {}", error.getMessage());
       }
@@ -293,6 +294,7 @@ public final class Subscription implements AutoCloseable {
       answer(it);
     } else if (command instanceof Session.Ready it) {
       // Elsewhere, because what the application does then must not hold up the keep-alives.
+      wasReady = true;
       threads.execute(() -> ready.complete(it.instanceId()));
     } else if (command instanceof Session.Say it) {
       switch (it.level()) {
