@@ -18,8 +18,10 @@ PYTEST ?=
 
 # The clients in other languages: each has targets check-, test- and proto- of its own in
 # client/LANGUAGE/LANGUAGE.mk, and is left out, loudly, where its toolchain is not installed.
-LANGUAGES := go
+LANGUAGES := go node java
 TOOL_go := go
+TOOL_node := npm
+TOOL_java := mvn
 
 .PHONY: help
 help: ## List the targets
@@ -94,13 +96,17 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules client/go/.build build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
-		.hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules client/go/.build \
+		client/node/node_modules client/node/.build client/node/dist client/java/target \
+		build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ── Other languages ─────────────────────────────────────────────────────────────────────────────
 
 include $(foreach language,$(LANGUAGES),client/$(language)/$(language).mk)
+
+# The tools of the protocol, which node.mk by itself takes from the PATH.
+check-node proto-node: $(VENV)/.installed-dev
 
 # Under CI=true nothing is left out.
 %-if-there:
