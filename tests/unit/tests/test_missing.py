@@ -1,4 +1,4 @@
-"""A store that is not there is named at the end, and where `CI` is `true` its tests fail."""
+"""A store or a toolchain that is not there is named at the end; where `CI` is `true` its tests fail."""
 
 from __future__ import annotations
 
@@ -78,6 +78,15 @@ def test_what_was_missing_in_several_processes_is_said_once(
     assert said.count(f"could not be had: nats: no server (2 tests {became})") == 1
     _, said = run(tmp_path, "no store: nats: no server", ci, processes=2, whole_file=True)
     assert said.count(f"could not be had: nats: no server (1 tests {became})") == 1
+
+
+@pytest.mark.parametrize(("ci", "status", "became"), [("", 0, "skipped"), ("true", 1, "failed")])
+def test_a_toolchain_is_said_as_loudly(ci: str, status: int, became: str, tmp_path: Path) -> None:
+    ended, said = run(tmp_path, "no toolchain: node: npm not on PATH", ci)
+    assert ended == status
+    _, toolchains = said.split(" toolchains ")
+    assert f"could not be had: node: npm not on PATH (2 tests {became})" in toolchains
+    assert "every store that these tests ask for was there" in said
 
 
 def test_a_harness_that_fails_by_itself_is_named_as_well(tmp_path: Path) -> None:
