@@ -13,8 +13,10 @@ STUBS := client/python/anarchon/v1
 DEMO ?=
 TESTS ?= tests
 PYTEST ?=
-# How the whole suite is run at once: in a process more than there are cores, see tests/conftest.py.
+# How the whole suite is run at once: in as many processes as there are cores, see tests/conftest.py.
 PARALLEL ?= -n auto --dist loadgroup --no-loadscope-reorder
+# These run real processes by the real clock: one after the other, with the machine for themselves.
+ALONE := tests/integration tests/conformance
 
 .DEFAULT_GOAL := help
 
@@ -37,8 +39,11 @@ demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in u
 test: $(VENV)/.installed-dev $(LANGUAGES:%=test-%-if-there) ## Run every test; core must be covered to its last branch
 	tests/servers/install
 ifeq ($(TESTS)$(PYTEST),tests)
-	$(BIN)/pytest tests $(PARALLEL) --cov --cov-report=
-	$(BIN)/coverage report --include='server/anarchon_server/core/*' --fail-under=100
+	@set -x; status=0; \
+	$(BIN)/pytest tests $(ALONE:%=--ignore=%) $(PARALLEL) --cov --cov-report= || status=1; \
+	$(BIN)/coverage report --include='server/anarchon_server/core/*' --fail-under=100 || status=1; \
+	$(BIN)/pytest $(ALONE) || status=1; \
+	exit $$status
 else # part of a suite cannot cover the whole core
 	$(BIN)/pytest $(TESTS) $(PYTEST)
 endif

@@ -1,8 +1,9 @@
 """How the tests are spread over several processes (pytest-xdist), and which are measured.
 
-Every process has servers of its own: those of a store go to one, so that few are started. Tests that
-start processes and do little themselves go one by one to whichever process is free; elsewhere those
-of a file stay together. What takes longest begins first, so that nobody is left with it at the end.
+Every process has servers of its own: the tests of a store go to one, so that few are started. Seeds
+of the simulation go one by one to whichever process is free; elsewhere the tests of a file stay
+together. What takes longest begins first, so that nobody is left with it at the end. Tests that go
+by the real clock are not spread: see ALONE in the Makefile.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from typing import Any
 
 import pytest
 
-SINGLY = ("tests/simulation/", "tests/integration/")
+SINGLY = ("tests/simulation/",)
 LONGEST_FIRST = (
     "tests/contract/stores/test_rabbitmq.py",
     "tests/simulation/",
-    "tests/integration/",
     "tests/contract/",
     "tests/docs/",
     "tests/unit/server/core/test_slots_oracle.py",
@@ -54,8 +54,8 @@ def scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def processes() -> int:
-    """One more than there are cores, as tests also wait; not more than can help."""
-    return min((os.cpu_count() or 1) + 1, 8)
+    """As many as there are cores; not more than can help."""
+    return min(os.cpu_count() or 1, 8)
 
 
 def group_of(nodeid: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,16 +83,27 @@ def built(key: str) -> Language:
 def _build(key: str) -> str:
     """Once a session, also where it fails: what the tools said then."""
     made = language(key)
-    for command in made.build:
-        done = subprocess.run(
-            command,
-            cwd=made.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_BUILD_S,
-        )
-        if done.returncode:
-            said = f"{done.stdout}{done.stderr}"[-8_000:]
-            return f"{made.name}: {' '.join(command)} failed:\n{said}"
+    with _alone():
+        for command in made.build:
+            done = subprocess.run(
+                command,
+                cwd=made.folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_BUILD_S,
+            )
+            if done.returncode:
+                said = f"{done.stdout}{done.stderr}"[-8_000:]
+                return f"{made.name}: {' '.join(command)} failed:\n{said}"
     return ""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """While no other process of these tests builds: the tools write to the same folders."""
+    cache = ROOT / ".cache"
+    cache.mkdir(exist_ok=True)
+    with (cache / "testees.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
