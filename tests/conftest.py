@@ -29,9 +29,15 @@ MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is
 
 
 def pytest_configure() -> None:
-    """Let programs that the tests start be stopped by SIGINT: in a shell's background it is ignored."""
+    """Let programs that the tests start hear SIGINT and SIGHUP.
+
+    A shell's background and `nohup` have us ignore them, and so all that we start; a handler is not
+    inherited.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def must_be_there(name: str) -> bool:
