@@ -35,7 +35,8 @@ _writing = threading.Lock()
 
 def emit(what: str, **facts: object) -> None:
     with _writing:
-        sys.stdout.write(json.dumps({"what": what, **facts}) + "\n")
+        at_ms = time.monotonic_ns() // 1_000_000
+        sys.stdout.write(json.dumps({"what": what, "at_ms": at_ms, **facts}) + "\n")
         sys.stdout.flush()
 
 
@@ -215,7 +216,7 @@ def job(name: str) -> Job:
     if inspect.iscoroutinefunction(does):
 
         async def handler(ctx: anarchon.Context) -> object:
-            emit("started", **_named(ctx))
+            emit("started", **_named(ctx), fence=ctx.fence)
             try:
                 return await does(ctx)
             finally:
@@ -224,7 +225,7 @@ def job(name: str) -> Job:
     else:
 
         def handler(ctx: anarchon.SyncContext) -> object:
-            emit("started", **_named(ctx))
+            emit("started", **_named(ctx), fence=ctx.fence)
             try:
                 return does(ctx)
             finally:

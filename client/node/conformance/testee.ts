@@ -39,7 +39,8 @@ const released = new Promise<void>((resolve) => {
 });
 
 function emit(what: string, facts: object): void {
-  writeSync(1, `${JSON.stringify({ what, ...facts })}\n`);
+  const at_ms = Number(process.hrtime.bigint() / 1_000_000n);
+  writeSync(1, `${JSON.stringify({ what, at_ms, ...facts })}\n`);
 }
 
 function named({ token, job, slot, attempt }: Context) {
@@ -132,7 +133,7 @@ function blocks(ctx: Context): void {
 /** A handler that says when it begins and ends. */
 function shown(does: (ctx: Context) => unknown) {
   return async (ctx: Context): Promise<unknown> => {
-    emit('started', named(ctx));
+    emit('started', { ...named(ctx), fence: `${ctx.fence}` });
     try {
       return await does(ctx);
     } finally {

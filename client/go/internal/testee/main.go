@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 
 	anarchon "github.com/anarchon/anarchon/client/go"
@@ -43,12 +44,21 @@ var (
 func emit(what string, facts facts) {
 	writing.Lock()
 	defer writing.Unlock()
-	facts["what"] = what
+	facts["what"], facts["at_ms"] = what, now()
 	line, err := json.Marshal(facts)
 	if err != nil {
 		panic(err)
 	}
 	os.Stdout.Write(append(line, '\n'))
+}
+
+// now is the machine's monotonic clock, which all processes share; that of the package time is ours only.
+func now() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		panic(err)
+	}
+	return now.Nano() / 1_000_000
 }
 
 func told(run *anarchon.Run, err error) error {
@@ -223,7 +233,10 @@ func job(name string) anarchon.Job {
 
 func shown(does anarchon.Handler) anarchon.Handler {
 	return func(ctx context.Context, run *anarchon.Run) error {
-		emit("started", facts{"token": run.Token, "job": run.Job, "slot": run.Slot, "attempt": run.Attempt})
+		emit("started", facts{
+			"token": run.Token, "job": run.Job, "slot": run.Slot, "attempt": run.Attempt,
+			"fence": strconv.FormatInt(run.Fence, 10),
+		})
 		defer emit("ended", facts{"token": run.Token})
 		return does(ctx, run)
 	}

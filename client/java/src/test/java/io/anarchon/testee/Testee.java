@@ -50,6 +50,7 @@ final class Testee {
   private static void emit(String what, Object... keysAndValues) {
     Map<String, Object> facts = new LinkedHashMap<>();
     facts.put("what", what);
+    facts.put("at_ms", System.nanoTime() / 1_000_000); // on Linux CLOCK_MONOTONIC, as elsewhere
     for (int i = 0; i < keysAndValues.length; i += 2) {
       facts.put((String) keysAndValues[i], keysAndValues[i + 1]);
     }
@@ -208,7 +209,9 @@ final class Testee {
           "slot",
           run.slot(),
           "attempt",
-          run.attempt());
+          run.attempt(),
+          "fence",
+          Long.toString(run.fence()));
       try {
         return does.run(run);
       } finally {
