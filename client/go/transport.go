@@ -220,7 +220,7 @@ func (e *endpoint) error(err error, trailer metadata.MD) *SidecarError {
 // made. With credentials there are more ways to fail than one, and only gRPC's words tell them apart.
 func (e *endpoint) unavailable(details string) string {
 	switch {
-	case !strings.Contains(details, "error while dialing"):
+	case !strings.Contains(strings.ToLower(details), "error while dialing"): // older gRPC begins it with a capital
 		return fmt.Sprintf("the connection to the sidecar at %s is lost: %s", e.address, details)
 	case e.credentials == nil:
 		return e.absence()

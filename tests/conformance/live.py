@@ -100,7 +100,8 @@ class LivePlayer(Player):
                 await self._trigger(job, step["as"], step.get("payload", ""))
             case {"cancel_run": name}:
                 job, slot = self._jobs[name], self.bound[name]
-                await self._asked(lambda admin: admin.cancel_run(job, slot))
+                reason = step.get("reason", "")
+                await self._asked(lambda admin: admin.cancel_run(job, slot, reason=reason))
             case {"run": name}:
                 await self._run_is(name, step.get("is", {}))
             case {"job": name}:

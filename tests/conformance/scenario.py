@@ -45,7 +45,7 @@ STEPS = {
     "sidecar": set(),
     "testee": set(),
     "trigger": {"payload", "as"},
-    "cancel_run": set(),
+    "cancel_run": {"reason"},
     "run": {"is"},
     "job": {"is"},
 }

@@ -19,6 +19,7 @@ import grpc
 
 import anarchon
 from anarchon import Cron, Every, Job
+from anarchon.v1.run_pb2 import RunState
 
 KEYS = {"jobs", "max_concurrency", "stop_grace", "on_lease_lost", "ca_file", "padding"}
 KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {  # the first that fits
@@ -28,6 +29,7 @@ KINDS: dict[str, type[Exception] | tuple[type[Exception], ...]] = {  # the first
     "refused": anarchon.RefusedError,
     "replaced": anarchon.SessionReplacedError,
     "setup": (anarchon.JobError, anarchon.ClientError),
+    "unavailable": anarchon.SidecarUnavailableError,
 }
 released = threading.Event()
 _writing = threading.Lock()
@@ -249,6 +251,19 @@ def client_of(config: dict[str, Any]) -> anarchon.AnarchonClient:
     return anarchon.AnarchonClient(**options)
 
 
+def watch(job_name: str) -> None:
+    """Tell how the job's runs change, until the watch ends."""
+    try:
+        with anarchon.AdminClient() as admin, admin.watch_runs(job=job_name) as changes:
+            emit("watching")
+            for run in changes:
+                facts = {"reason": run.reason, "cancel_message": run.cancel_message}
+                state = RunState.Name(run.state).removeprefix("RUN_STATE_")
+                emit("changed", job=run.job, slot=run.slot, state=state, **facts)
+    except anarchon.SidecarError as error:
+        emit("unwatched", error=kind_of(error), reason=error.reason)
+
+
 def listen(stop: Any) -> None:
     for line in sys.stdin:
         word, _, rest = line.strip().partition(" ")
@@ -256,6 +271,8 @@ def listen(stop: Any) -> None:
             released.set()
         elif word == "stop":
             stop(rest or None)
+        elif word == "watch":
+            threading.Thread(target=watch, args=(rest,), daemon=True).start()
     os._exit(3)  # the suite is gone
 
 

@@ -14,7 +14,10 @@ from typing import Any
 from tests.conformance.registry import Language
 
 Line = dict[str, Any]
-TO_BE_EXPECTED = {"ready", "started", "context", "confirm", "cancelled", "closed"}
+TO_BE_EXPECTED = {
+    *("ready", "started", "context", "confirm", "cancelled", "closed"),
+    *("watching", "changed", "unwatched"),
+}
 """Lines that a scenario has to name: one that it does not is one too many."""
 
 

@@ -6,6 +6,7 @@ import { readFileSync, writeSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import * as anarchon from '../src/index';
+import { RunState } from '../src/v1';
 import { byName, cron, every, type Context, type Job, type Policies } from '../src/index';
 
 interface Config {
@@ -27,6 +28,7 @@ const KINDS = [
   ['replaced', anarchon.SessionReplacedError],
   ['setup', anarchon.JobError],
   ['setup', anarchon.ClientError],
+  ['unavailable', anarchon.SidecarUnavailableError],
 ] as const;
 
 let isReleased = false;
@@ -214,15 +216,35 @@ function clientOf(config: Config): anarchon.AnarchonClient {
   });
 }
 
+const kindOf = (error: unknown) => KINDS.find(([, type]) => error instanceof type)?.[0] ?? 'other';
+
+/** Tell how the job's runs change, until the watch ends. */
+async function watch(job?: string): Promise<void> {
+  const admin = new anarchon.AdminClient();
+  try {
+    const changes = await admin.watchRuns({ job });
+    emit('watching', {});
+    for await (const { job, slot, state, reason, cancelMessage } of changes) {
+      const facts = { reason, cancel_message: cancelMessage };
+      emit('changed', { job, slot: Number(slot), state: RunState[state], ...facts });
+    }
+  } catch (error) {
+    emit('unwatched', { error: kindOf(error), reason: (error as anarchon.SidecarError).reason });
+  } finally {
+    admin.close();
+  }
+}
+
 async function main(config: Config): Promise<void> {
   const subscription = clientOf(config).subscribe(jobsOf(config));
   const stop = (grace?: string) => void subscription.stop(grace).catch(() => undefined);
   process.on('SIGTERM', () => stop(subscription.isStopping ? '0s' : undefined));
   createInterface(process.stdin)
     .on('line', (line) => {
-      const [word, grace] = line.trim().split(' ');
+      const [word, rest] = line.trim().split(' ');
       if (word === 'release') release();
-      else if (word === 'stop') stop(grace);
+      else if (word === 'stop') stop(rest);
+      else if (word === 'watch') void watch(rest);
     })
     .on('close', () => process.exit(3)); // the suite is gone
   subscription.ready.then(
@@ -244,8 +266,7 @@ main(config).then(
     process.exit(0);
   },
   (error: unknown) => {
-    const kind = KINDS.find(([, type]) => error instanceof type)?.[0] ?? 'other';
-    emit('closed', { error: kind, message: (error as Error).message });
+    emit('closed', { error: kindOf(error), message: (error as Error).message });
     process.exit(1);
   },
 );

@@ -18,10 +18,15 @@ import {
 import type { Run, RunState } from './generated/anarchon/v1/run_pb';
 import { namedSpec, Job } from './jobs';
 import { stderrLogger, type Logger } from './logger';
+import { RunWatch } from './run_watch';
+import { MESSAGE_MAX_BYTES } from './session';
 import { Caller, Endpoint, type EndpointOptions, type Method } from './transport';
 
 const TIMEOUT_MS = 10_000;
 const PAGE_MAX = 500;
+const PAYLOAD_MAX_BYTES = 64 * 1_024;
+const REASON_MAX_BYTES = 1_024;
+const REQUEST_ID_MAX_BYTES = 128;
 
 /** What `AdminClient` takes; as `AnarchonClient` takes it. */
 export interface AdminOptions extends EndpointOptions {
@@ -45,9 +50,22 @@ export interface ListRunsOptions {
   limit?: number | undefined;
 }
 
+/** Which runs `AdminClient.watchRuns` is to watch. What is left out means all. */
+export interface WatchRunsOptions {
+  /** Only of this job. */
+  job?: string | undefined;
+  /** Only slots at or after this one, in milliseconds since the epoch. */
+  fromSlot?: number | bigint | undefined;
+  /** Only slots before this one, in milliseconds since the epoch. */
+  untilSlot?: number | bigint | undefined;
+  /** Ends the watch when it is aborted; its reason is what is thrown then. */
+  signal?: AbortSignal | undefined;
+}
+
 /**
  * Asks the sidecar about jobs, runs and instances of its whole namespace. Answers are the protocol's
- * own messages (`anarchon/v1`). Each call has 10 s, and is not repeated.
+ * own messages (`anarchon/v1`). Each call has 10 s, and is not repeated; a watch goes on until it is
+ * ended.
  *
  * Methods throw `SidecarUnavailableError` where no sidecar answers, `NotFoundError` for what there is
  * not, `UnsupportedError` for what its backend cannot do, `RefusedError` for a bad argument, and
@@ -57,13 +75,15 @@ export class AdminClient {
   /** Where the sidecar is. */
   readonly address: string;
   private readonly caller: Caller;
+  private readonly endpoint: Endpoint;
+  private readonly timeoutMs = TIMEOUT_MS;
 
   /** Throws `ClientError` for what is set up wrongly. */
   constructor(options: AdminOptions = {}) {
-    const endpoint = new Endpoint(options);
-    endpoint.checkSocket();
-    this.address = endpoint.address;
-    this.caller = new Caller(endpoint, options.logger ?? stderrLogger);
+    this.endpoint = new Endpoint(options);
+    this.endpoint.checkSocket();
+    this.address = this.endpoint.address;
+    this.caller = new Caller(this.endpoint, options.logger ?? stderrLogger);
   }
 
   /** All jobs, by name; pages are fetched as they are needed. */
@@ -87,6 +107,7 @@ export class AdminClient {
    * of the job is claimed. What runs goes on, and so do triggered runs. Pausing twice changes nothing.
    */
   async pauseJob(job: string, { reason = '' }: { reason?: string } = {}): Promise<AdminJob> {
+    checkSize('reason', reason, REASON_MAX_BYTES);
     return must((await this.call(AdminService.method.pauseJob, { job, reason })).job);
   }
 
@@ -102,28 +123,32 @@ export class AdminClient {
    * Make a run of the job that is due now, outside the schedule; gives it.
    *
    * `payload` (at most 64 KiB; texts as UTF-8) is handed to the handler. The same `requestId` gives the
-   * same run; by default one is drawn for each call, and a call that failed may be repeated with its own
-   * id only. The run is skipped where the job's overlap policy is `skip` and another run is unfinished.
+   * same run, with the payload of the first call; by default one is drawn for each call, and a call that
+   * failed may be repeated with its own id only. The run is skipped where the job's overlap policy is `skip` and another run is unfinished.
    */
   async triggerRun(
     job: string,
     options: { payload?: Uint8Array | string; requestId?: string } = {},
   ): Promise<Run> {
     const { payload = '', requestId = randomUUID() } = options;
+    checkSize('payload', payload, PAYLOAD_MAX_BYTES);
+    checkSize('requestId', requestId, REQUEST_ID_MAX_BYTES);
     const bytes = typeof payload === 'string' ? Buffer.from(payload) : payload;
     const request = { job, payload: bytes, requestId };
     return must((await this.call(AdminService.method.triggerRun, request)).run);
   }
 
   /**
-   * Ask a run to stop; gives it as it is now. One that no instance runs ends at once. `RefusedError` for
-   * a run that has ended.
+   * Ask a run to stop; gives it as it is now. One that no instance runs ends at once. The reason is
+   * handed to the handler, and kept with the run (`cancelMessage`). `RefusedError` for a run that has
+   * ended.
    */
   async cancelRun(
     job: string,
     slot: number | bigint,
     { reason = '' }: { reason?: string } = {},
   ): Promise<Run> {
+    checkSize('reason', reason, REASON_MAX_BYTES);
     const request = { job, slot: slotOf('slot', slot), reason };
     return must((await this.call(AdminService.method.cancelRun, request)).run);
   }
@@ -168,6 +193,34 @@ export class AdminClient {
     }
   }
 
+  /**
+   * Begin to watch runs: iterate over what it gives, once, with `for await`. Each run that is unfinished
+   * comes, and then each as it is after a change. Changes that follow one another closely may be merged,
+   * and a state may come twice, but the latest state of each run always comes; a renewed lease is no
+   * change. Runs come without the stack traces of their attempts.
+   *
+   * When it is resolved the watch has begun: list what there is after that, and nothing falls between. It
+   * goes on until the loop is left, the signal aborted or `close` called, and keeps the process alive.
+   * `SidecarUnavailableError` ends it when the sidecar stops (its `reason` is `DRAINING`), or has not
+   * reached its store for a minute (`STORE_UNAVAILABLE`): watch again, and list what ended meanwhile.
+   */
+  async watchRuns(options: WatchRunsOptions = {}): Promise<RunWatch> {
+    const { job = '', fromSlot = 0, untilSlot = 0, signal } = options;
+    signal?.throwIfAborted();
+    const { watchRuns } = AdminService.method;
+    const request = sendable(watchRuns, {
+      job,
+      fromSlot: slotOf('fromSlot', fromSlot),
+      untilSlot: slotOf('untilSlot', untilSlot),
+    });
+    return RunWatch.begin(this.caller.stream(watchRuns, request, { waitForReady: false }), {
+      timeoutMs: this.timeoutMs,
+      signal,
+      address: this.address,
+      errorOf: (status) => this.endpoint.error(status),
+    });
+  }
+
   /** One run, with the stack traces of its attempts. */
   async getRun(job: string, slot: number | bigint): Promise<Run> {
     const request = { job, slot: slotOf('slot', slot) };
@@ -199,13 +252,31 @@ export class AdminClient {
     method: Method<I, O>,
     fields: MessageInitShape<I>,
   ): Promise<MessageShape<O>> {
-    const request = create(method.input, fields);
-    try {
-      toBinary(method.input, request);
-    } catch (error) {
-      throw new ClientError(`an argument cannot be sent: ${(error as Error).message}`);
-    }
-    return this.caller.call(method, request, { timeoutMs: TIMEOUT_MS, waitForReady: false });
+    const request = sendable(method, fields);
+    return this.caller.call(method, request, { timeoutMs: this.timeoutMs, waitForReady: false });
+  }
+}
+
+/** The request of these fields. Throws `ClientError` for what no message holds. */
+function sendable<I extends DescMessage, O extends DescMessage>(
+  method: Method<I, O>,
+  fields: MessageInitShape<I>,
+): MessageShape<I> {
+  const request = create(method.input, fields);
+  let bytes: Uint8Array;
+  try {
+    bytes = toBinary(method.input, request);
+  } catch (error) {
+    throw new ClientError(`an argument cannot be sent: ${(error as Error).message}`);
+  }
+  checkSize('request', bytes, MESSAGE_MAX_BYTES);
+  return request;
+}
+
+function checkSize(argument: string, value: string | Uint8Array, mostBytes: number): void {
+  const bytes = Buffer.byteLength(value);
+  if (bytes > mostBytes) {
+    throw new ClientError(`${argument} of ${bytes} bytes: must be at most ${mostBytes} bytes`);
   }
 }
 

@@ -1,7 +1,12 @@
 /** The Anarchon client: the public names, nothing else. */
 
 export { credentials } from '@grpc/grpc-js';
-export { AdminClient, type AdminOptions, type ListRunsOptions } from './admin';
+export {
+  AdminClient,
+  type AdminOptions,
+  type ListRunsOptions,
+  type WatchRunsOptions,
+} from './admin';
 export { AnarchonClient, type ClientOptions, type Subscription } from './client';
 export type { Clock } from './clock';
 export type { Context, Trigger } from './context';
@@ -41,4 +46,5 @@ export {
   type Policies,
 } from './jobs';
 export type { Logger } from './logger';
+export type { RunWatch } from './run_watch';
 export type { EndpointOptions, StreamListener, Transport } from './transport';

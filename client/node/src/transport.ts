@@ -219,11 +219,11 @@ export class CallToken {
   }
 }
 
-/** Unary calls over one channel, with the token and the checks that go with each. */
+/** Calls over one channel, with the token and the checks that go with each. */
 export class Caller {
   readonly client: grpc.Client;
   private readonly token: CallToken;
-  private readonly calls = new Set<grpc.ClientUnaryCall>();
+  private readonly calls = new Set<{ cancel(): void }>();
 
   /** Throws `ClientError`. */
   constructor(
@@ -256,6 +256,24 @@ export class Caller {
       );
       this.calls.add(call);
     });
+  }
+
+  /** Open the stream of `method`. Throws `SidecarUnavailableError`; emits a gRPC status as an error. */
+  stream<I extends DescMessage, O extends DescMessage>(
+    method: Method<I, O>,
+    request: MessageShape<I>,
+    options: grpc.MetadataOptions,
+  ): grpc.ClientReadableStream<MessageShape<O>> {
+    const call = this.client.makeServerStreamRequest(
+      pathOf(method),
+      serializer(method.input),
+      deserializer(method.output),
+      request,
+      this.metadata(options),
+    );
+    this.calls.add(call);
+    call.on('status', () => this.calls.delete(call));
+    return call;
   }
 
   /** What goes with every call, if what listens may be told it. Throws `SidecarUnavailableError`. */
@@ -305,7 +323,8 @@ export class GrpcTransport implements Transport {
     this.streams.add(end);
     this.reach(isOver, () => {
       try {
-        call = this.openStream(request);
+        const { subscribe } = SessionService.method;
+        call = this.caller.stream(subscribe, request, { waitForReady: true });
       } catch (error) {
         ended(error as SidecarUnavailableError);
         return;
@@ -341,17 +360,6 @@ export class GrpcTransport implements Transport {
   close(): void {
     for (const end of this.streams) end();
     this.caller.close();
-  }
-
-  private openStream(request: SubscribeRequest): grpc.ClientReadableStream<SubscribeResponse> {
-    const method = SessionService.method.subscribe;
-    return this.caller.client.makeServerStreamRequest(
-      pathOf(method),
-      serializer(method.input),
-      deserializer(method.output),
-      request,
-      this.caller.metadata({ waitForReady: true }),
-    );
   }
 
   /** Wait for the connection, and say once that one has to wait; so the token sent is a fresh one. */

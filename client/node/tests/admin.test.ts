@@ -4,7 +4,15 @@ import { create } from '@bufbuild/protobuf';
 import * as grpc from '@grpc/grpc-js';
 import assert from 'node:assert/strict';
 import { test, type TestContext } from 'node:test';
-import { AdminClient, ClientError, every, NotFoundError, RefusedError } from '../src/index';
+import { once } from 'node:events';
+import {
+  AdminClient,
+  ClientError,
+  every,
+  NotFoundError,
+  RefusedError,
+  SidecarUnavailableError,
+} from '../src/index';
 import {
   AdminService,
   GetInstanceResponseSchema,
@@ -22,6 +30,9 @@ import {
   type ListRunsRequest,
   type PreviewSlotsRequest,
   type TriggerRunRequest,
+  type WatchRunsRequest,
+  WatchRunsResponseSchema,
+  type CancelRunRequest,
 } from '../src/v1';
 import { PuppetServer, status } from './puppet_server';
 
@@ -108,7 +119,8 @@ test('jobs are paused and resumed, runs triggered and cancelled', async (t) => {
     resumeJob: () => create(ResumeJobResponseSchema, { job: { paused: false } }),
     triggerRun: ({ requestId }: TriggerRunRequest) =>
       create(TriggerRunResponseSchema, { run: { requestId } }),
-    cancelRun: () => create(CancelRunResponseSchema, { run: { cancelRequested: true } }),
+    cancelRun: ({ reason }: CancelRunRequest) =>
+      create(CancelRunResponseSchema, { run: { cancelRequested: true, cancelMessage: reason } }),
     getRun: () => create(GetRunResponseSchema, { run: { state: RunState.RUNNING } }),
     getInstance: () => create(GetInstanceResponseSchema, { instance: { instanceId: 'web-1' } }),
   });
@@ -118,7 +130,7 @@ test('jobs are paused and resumed, runs triggered and cancelled', async (t) => {
   const run = await admin.triggerRun('sync', { payload: 'Ω' });
   assert.match(run.requestId, /^[0-9a-f-]{36}$/);
   assert.equal((await admin.triggerRun('sync', { requestId: 'mine' })).requestId, 'mine');
-  assert.equal((await admin.cancelRun('sync', 5, { reason: 'no' })).cancelRequested, true);
+  assert.equal((await admin.cancelRun('sync', 5, { reason: 'no' })).cancelMessage, 'no');
   assert.equal((await admin.getRun('sync', 5n)).state, RunState.RUNNING);
   assert.equal((await admin.getInstance()).instanceId, 'web-1');
   const triggered = requests[3] as TriggerRunRequest;
@@ -146,4 +158,142 @@ test('errors are those of the tree, in the server’s words', async (t) => {
     return error instanceof NotFoundError && error.message === 'no job sync';
   });
   await assert.rejects(admin.cancelRun('sync', 5), RefusedError);
+});
+
+test('what cannot be sent is named, and not sent', async (t) => {
+  const { admin, requests } = await asking(t, {});
+  const calls: [string, () => Promise<unknown>][] = [
+    [
+      'payload of 65537 bytes: must be at most 65536 bytes',
+      () => admin.triggerRun('sync', { payload: Buffer.alloc(64 * 1_024 + 1) }),
+    ],
+    [
+      'requestId of 130 bytes: must be at most 128 bytes',
+      () => admin.triggerRun('sync', { requestId: 'é'.repeat(65) }),
+    ],
+    [
+      'reason of 1025 bytes: must be at most 1024 bytes',
+      () => admin.pauseJob('sync', { reason: 'x'.repeat(1_025) }),
+    ],
+    [
+      'reason of 9000 bytes: must be at most 1024 bytes',
+      () => admin.cancelRun('sync', 1, { reason: 'x'.repeat(9_000) }),
+    ],
+    ['must be at most 4194304 bytes', () => admin.getJob('x'.repeat(5_000_000))],
+    ['fromSlot 0.5: must be whole', () => admin.watchRuns({ fromSlot: 0.5 })],
+  ];
+  for (const [message, call] of calls) {
+    await assert.rejects(call, (error: Error) => {
+      assert.ok(error instanceof ClientError);
+      assert.ok(error.message.includes(message), error.message);
+      return true;
+    });
+  }
+  assert.deepEqual(requests, []);
+});
+
+// ── Watching ────────────────────────────────────────────────────────────────────────────────────
+
+/** An admin client whose sidecar has two changes for a watch, and that watch as the sidecar sees it. */
+async function watching(t: TestContext) {
+  const requests: WatchRunsRequest[] = [];
+  const calls: grpc.ServerWritableStream<unknown, unknown>[] = [];
+  const server = new PuppetServer(AdminService, {
+    watchRuns: (call) => {
+      requests.push(call.request as WatchRunsRequest);
+      calls.push(call);
+      const { job } = call.request as WatchRunsRequest;
+      if (job === 'slow') return;
+      if (job === 'nowhere') {
+        call.emit('error', status(14, 'the store does not answer now', 'STORE_UNAVAILABLE'));
+        return;
+      }
+      call.sendMetadata(new grpc.Metadata());
+      for (const slot of [1n, 2n]) call.write(create(WatchRunsResponseSchema, { run: { slot } }));
+      if (job === 'stopping') {
+        call.emit('error', status(14, 'the sidecar is going away', 'DRAINING'));
+      }
+    },
+  });
+  await server.start();
+  const admin = new AdminClient({ address: server.address });
+  t.after(() => {
+    admin.close();
+    server.stop();
+  });
+  return { admin, requests, calls };
+}
+
+const toldOf = async ([call]: grpc.ServerWritableStream<unknown, unknown>[]) => {
+  if (call && !call.cancelled) await once(call, 'cancelled');
+};
+
+test('watched runs come as they change, until the loop is left', async (t) => {
+  const { admin, requests, calls } = await watching(t);
+  const changes = await admin.watchRuns({ job: 'sync', fromSlot: 1, untilSlot: 9n });
+  const [request] = requests;
+  assert.deepEqual([request?.job, request?.fromSlot, request?.untilSlot], ['sync', 1n, 9n]);
+  const slots: bigint[] = [];
+  for await (const { slot } of changes) {
+    slots.push(slot);
+    if (slot === 2n) break;
+  }
+  assert.deepEqual(slots, [1n, 2n]);
+  await toldOf(calls);
+  assert.deepEqual(await all(changes), [], 'over');
+});
+
+test('a watch that is closed ends for whoever waits for it', async (t) => {
+  const { admin, calls } = await watching(t);
+  const changes = await admin.watchRuns();
+  await changes.next();
+  await changes.next();
+  const waiting = changes.next();
+  changes.close();
+  assert.deepEqual(await waiting, { done: true, value: undefined });
+  await toldOf(calls);
+});
+
+test('a watch ends with its signal, by its reason', async (t) => {
+  const { admin, calls } = await watching(t);
+  const controller = new AbortController();
+  const changes = await admin.watchRuns({ signal: controller.signal });
+  await changes.next();
+  await changes.next();
+  const waiting = changes.next();
+  controller.abort(new Error('enough'));
+  await assert.rejects(waiting, /^Error: enough$/);
+  await toldOf(calls);
+  await assert.rejects(admin.watchRuns({ signal: controller.signal }), /^Error: enough$/);
+  assert.equal(calls.length, 1);
+});
+
+test('a watch that the sidecar ends gives what came, and says why', async (t) => {
+  const { admin } = await watching(t);
+  const slots: bigint[] = [];
+  await assert.rejects(
+    async () => {
+      for await (const { slot } of await admin.watchRuns({ job: 'stopping' })) slots.push(slot);
+    },
+    (error: Error) => {
+      assert.ok(error instanceof SidecarUnavailableError);
+      assert.deepEqual([error.reason, error.message], ['DRAINING', 'the sidecar is going away']);
+      return true;
+    },
+  );
+  assert.deepEqual(slots, [1n, 2n]);
+});
+
+test('a watch that cannot begin is refused at once', async (t) => {
+  const { admin, calls } = await watching(t);
+  await assert.rejects(admin.watchRuns({ job: 'nowhere' }), /the store does not answer now/);
+  Object.assign(admin, { timeoutMs: 100 });
+  await assert.rejects(
+    admin.watchRuns({ job: 'slow' }),
+    /the sidecar at 127.0.0.1:\d+ did not begin to watch within 0.1 s/,
+  );
+  await toldOf(calls.slice(-1));
+  const absent = new AdminClient({ address: '127.0.0.1:1' });
+  t.after(() => absent.close());
+  await assert.rejects(absent.watchRuns(), /no sidecar answers at 127.0.0.1:1; start one with/);
 });

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	anarchon "github.com/anarchon/anarchon/client/go"
+	"github.com/anarchon/anarchon/client/go/anarchonv1"
 )
 
 type facts map[string]any
@@ -305,6 +306,31 @@ func subscribe(config config) (*anarchon.Subscription, error) {
 	return client.Subscribe(jobs...)
 }
 
+// watch tells how the job's runs change, until the watch ends.
+func watch(job string) {
+	admin, err := anarchon.NewAdmin()
+	if err != nil {
+		fail(err.Error())
+	}
+	defer admin.Close()
+	changes, err := admin.WatchRuns(context.Background(), anarchon.WatchQuery{Job: job})
+	if err == nil {
+		emit("watching", facts{})
+		var run *anarchonv1.Run
+		for run, err = range changes {
+			if err == nil {
+				emit("changed", facts{
+					"job": run.Job, "slot": run.Slot, "state": strings.TrimPrefix(run.State.String(), "RUN_STATE_"),
+					"reason": run.Reason, "cancel_message": run.CancelMessage,
+				})
+			}
+		}
+	}
+	ended := &anarchon.SidecarError{}
+	errors.As(err, &ended)
+	emit("unwatched", facts{"error": kindOf(err), "reason": ended.Reason})
+}
+
 func listen(subscription *anarchon.Subscription, grace time.Duration) {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
@@ -312,6 +338,8 @@ func listen(subscription *anarchon.Subscription, grace time.Duration) {
 		switch word {
 		case "release":
 			release()
+		case "watch":
+			go watch(rest)
 		case "stop":
 			if own, err := anarchon.ParseDuration(rest); err == nil {
 				subscription.Stop(own)
@@ -331,6 +359,7 @@ func kindOf(err error) string {
 		{"unsupported", []error{anarchon.ErrUnsupported}}, {"version", []error{anarchon.ErrVersion}},
 		{"credentials", []error{anarchon.ErrCredentials}}, {"refused", []error{anarchon.ErrRefused}},
 		{"replaced", []error{anarchon.ErrSessionReplaced}}, {"setup", []error{anarchon.ErrJob, anarchon.ErrClient}},
+		{"unavailable", []error{anarchon.ErrUnavailable}},
 	} {
 		for _, is := range each.is {
 			if errors.Is(err, is) {

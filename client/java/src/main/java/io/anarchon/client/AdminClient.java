@@ -1,6 +1,7 @@
 package io.anarchon.client;
 
 import com.google.protobuf.ByteString;
+import com.google.protobuf.MessageLite;
 import com.google.protobuf.Timestamp;
 import io.anarchon.v1.AdminServiceGrpc;
 import io.anarchon.v1.CancelRunRequest;
@@ -19,8 +20,16 @@ import io.anarchon.v1.PreviewSlotsRequest;
 import io.anarchon.v1.ResumeJobRequest;
 import io.anarchon.v1.Run;
 import io.anarchon.v1.TriggerRunRequest;
+import io.anarchon.v1.WatchRunsRequest;
+import io.grpc.CallOptions;
+import io.grpc.Channel;
 import io.grpc.ChannelCredentials;
+import io.grpc.ClientCall;
+import io.grpc.ClientInterceptor;
+import io.grpc.ForwardingClientCall;
+import io.grpc.MethodDescriptor;
 import io.grpc.StatusRuntimeException;
+import java.nio.charset.StandardCharsets;
 import java.time.Instant;
 import java.util.Iterator;
 import java.util.List;
@@ -32,17 +41,20 @@ import java.util.function.Function;
 /**
  * Asks a running sidecar about jobs, runs and instances of its whole namespace. Answers are the
  * protocol's own messages. Each call has 10 s, does not wait for a sidecar that is not there, and
- * is not repeated. Safe to use in any thread.
+ * is not repeated; a watch goes on until it is closed. Safe to use in any thread.
  *
  * <p>Calls throw an {@link AnarchonException.Unavailable} where no sidecar answers, an {@link
  * AnarchonException.NotFound} for what there is not, an {@link AnarchonException.Unsupported} for
- * what its store cannot do, and an {@link AnarchonException.Refused} for a bad argument. Lists are
- * fetched page by page while one goes through them, and throw then.
+ * what its store cannot do, an {@link AnarchonException.Refused} for a bad argument, and an {@link
+ * AnarchonException.WrongSetup} for one that is too long to be sent. Lists are fetched page by page
+ * while one goes through them, and throw then.
  */
 public final class AdminClient implements AutoCloseable {
   private static final long TIMEOUT_S = 10;
   private static final int PAGE_SIZE = 500;
   private static final int PAYLOAD_MAX_BYTES = 64 << 10;
+  private static final int REASON_MAX_BYTES = 1_024;
+  private static final int REQUEST_ID_MAX_BYTES = 128;
   private final Endpoint endpoint;
   private final Endpoint.Connection connection;
 
@@ -119,6 +131,7 @@ public final class AdminClient implements AutoCloseable {
    * for people, and may be empty.
    */
   public io.anarchon.v1.Job pauseJob(String job, String reason) {
+    checkSize("reason", bytes(reason), REASON_MAX_BYTES);
     PauseJobRequest request = PauseJobRequest.newBuilder().setJob(job).setReason(reason).build();
     return ask(stub -> stub.pauseJob(request)).getJob();
   }
@@ -146,16 +159,13 @@ public final class AdminClient implements AutoCloseable {
 
   /**
    * Makes a run of the job that is due now, outside the schedule; returns it. The payload, at most
-   * 64 KiB, is handed to the handler. The same request ID gives the same run, so that a call that
-   * failed may be repeated with its own.
-   *
-   * @throws AnarchonException.WrongSetup for a payload that is too long
+   * 64 KiB, is handed to the handler. The same request ID gives the same run, with the payload of
+   * the first call, so that a call that failed may be repeated with its own. The run is skipped
+   * where the job's overlap policy is to skip and another run is unfinished.
    */
   public Run triggerRun(String job, byte[] payload, String requestId) {
-    if (payload.length > PAYLOAD_MAX_BYTES) {
-      throw new AnarchonException.WrongSetup(
-          "payload has " + payload.length + " bytes: must be at most " + PAYLOAD_MAX_BYTES);
-    }
+    checkSize("payload", payload.length, PAYLOAD_MAX_BYTES);
+    checkSize("requestId", bytes(requestId), REQUEST_ID_MAX_BYTES);
     TriggerRunRequest request =
         TriggerRunRequest.newBuilder()
             .setJob(job)
@@ -167,9 +177,11 @@ public final class AdminClient implements AutoCloseable {
 
   /**
    * Asks a run to stop; returns it as it is now. One that no instance runs ends at once. The reason
-   * is for people, and may be empty.
+   * is for people, and may be empty: it is handed to the handler, and kept with the run ({@link
+   * Run#getCancelMessage}). A run that has ended is {@link AnarchonException.Refused}.
    */
   public Run cancelRun(String job, long slot, String reason) {
+    checkSize("reason", bytes(reason), REASON_MAX_BYTES);
     CancelRunRequest request =
         CancelRunRequest.newBuilder().setJob(job).setSlot(slot).setReason(reason).build();
     return ask(stub -> stub.cancelRun(request)).getRun();
@@ -209,6 +221,27 @@ public final class AdminClient implements AutoCloseable {
         ListRunsResponse::getNextPageToken);
   }
 
+  /**
+   * Begins to watch runs: those that the request asks for, all for an empty one. Each run that is
+   * unfinished comes, and then each as it is after a change. Changes that follow one another
+   * closely may be merged, and a state may come twice, but the latest state of each run always
+   * comes; a renewed lease is no change. Runs come without the stack traces of their attempts.
+   *
+   * <p>On return the watch has begun: list what there is after that, and nothing falls between. It
+   * goes on until it is closed. Where the sidecar stops (reason {@code DRAINING}), or has not
+   * reached its store for a minute ({@code STORE_UNAVAILABLE}), going through it throws {@link
+   * AnarchonException.Unavailable}: watch again, and list what ended meanwhile.
+   */
+  public RunWatch watchRuns(WatchRunsRequest which) {
+    return watchRuns(which, TimeUnit.SECONDS.toMillis(TIMEOUT_S));
+  }
+
+  RunWatch watchRuns(WatchRunsRequest which, long timeoutMs) {
+    checkSize("request", which.getSerializedSize(), Session.MESSAGE_MAX_BYTES);
+    throwIfStrange();
+    return RunWatch.begin(endpoint, connection.channel(), which, timeoutMs);
+  }
+
   /** Returns one run, with the stack traces of its attempts. */
   public Run getRun(String job, long slot) {
     GetRunRequest request = GetRunRequest.newBuilder().setJob(job).setSlot(slot).build();
@@ -232,16 +265,48 @@ public final class AdminClient implements AutoCloseable {
 
   /** Makes one call. */
   private <T> T ask(Function<AdminServiceGrpc.AdminServiceBlockingStub, T> call) {
+    throwIfStrange();
+    try {
+      return call.apply(
+          AdminServiceGrpc.newBlockingStub(connection.channel())
+              .withInterceptors(new SizeCheck())
+              .withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS));
+    } catch (StatusRuntimeException error) {
+      throw endpoint.error(error);
+    }
+  }
+
+  private void throwIfStrange() {
     AnarchonException.Unavailable strange = endpoint.strangeSocket();
     if (strange != null) {
       throw strange;
     }
-    try {
-      return call.apply(
-          AdminServiceGrpc.newBlockingStub(connection.channel())
-              .withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS));
-    } catch (StatusRuntimeException error) {
-      throw endpoint.error(error);
+  }
+
+  private static int bytes(String text) {
+    return text.getBytes(StandardCharsets.UTF_8).length;
+  }
+
+  private static void checkSize(String argument, int bytes, int most) {
+    if (bytes > most) {
+      throw new AnarchonException.WrongSetup(
+          argument + " of " + bytes + " bytes: must be at most " + most + " bytes");
+    }
+  }
+
+  /** Lets no request go that the sidecar would not read; grpc-java itself would send it. */
+  private static final class SizeCheck implements ClientInterceptor {
+    @Override
+    public <A, B> ClientCall<A, B> interceptCall(
+        MethodDescriptor<A, B> method, CallOptions options, Channel next) {
+      return new ForwardingClientCall.SimpleForwardingClientCall<>(next.newCall(method, options)) {
+        @Override
+        public void sendMessage(A message) {
+          int bytes = ((MessageLite) message).getSerializedSize();
+          checkSize("request", bytes, Session.MESSAGE_MAX_BYTES);
+          super.sendMessage(message);
+        }
+      };
     }
   }
 

@@ -45,7 +45,7 @@ final class Endpoint {
   private static final Metadata.Key<String> REASON =
       Metadata.Key.of("anarchon-reason", Metadata.ASCII_STRING_MARSHALLER);
 
-  private final String address;
+  final String address;
   private final ChannelCredentials credentials;
   private final CallToken token;
 

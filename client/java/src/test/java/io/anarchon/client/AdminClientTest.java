@@ -7,6 +7,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.protobuf.ByteString;
 import io.anarchon.v1.AdminServiceGrpc;
+import io.anarchon.v1.CancelRunRequest;
+import io.anarchon.v1.CancelRunResponse;
 import io.anarchon.v1.GetJobRequest;
 import io.anarchon.v1.GetJobResponse;
 import io.anarchon.v1.JobSpec;
@@ -17,6 +19,8 @@ import io.anarchon.v1.PreviewSlotsResponse;
 import io.anarchon.v1.Run;
 import io.anarchon.v1.TriggerRunRequest;
 import io.anarchon.v1.TriggerRunResponse;
+import io.anarchon.v1.WatchRunsRequest;
+import io.anarchon.v1.WatchRunsResponse;
 import io.grpc.Metadata;
 import io.grpc.Server;
 import io.grpc.ServerCall;
@@ -24,6 +28,7 @@ import io.grpc.ServerCallHandler;
 import io.grpc.ServerInterceptor;
 import io.grpc.Status;
 import io.grpc.netty.shaded.io.grpc.netty.NettyServerBuilder;
+import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.StreamObserver;
 import java.io.IOException;
 import java.net.InetAddress;
@@ -32,14 +37,19 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.Iterator;
 import java.util.List;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
 /** Admin calls, over a connection. */
+@Timeout(60)
 class AdminClientTest {
   private static final Metadata.Key<String> AUTHORIZATION =
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
@@ -48,10 +58,11 @@ class AdminClientTest {
 
   private final List<Object> asked = new CopyOnWriteArrayList<>();
   private final List<String> authorizations = new CopyOnWriteArrayList<>();
+  private final CountDownLatch watchEnded = new CountDownLatch(1);
   private Server server;
   private AdminClient admin;
 
-  /** A sidecar that has two pages of runs, and no job. */
+  /** A sidecar that has two pages of runs, two changes of runs, and no job. */
   private final class Answers extends AdminServiceGrpc.AdminServiceImplBase {
     private <T> void answer(Object request, T response, StreamObserver<T> observer) {
       asked.add(request);
@@ -81,6 +92,39 @@ class AdminClientTest {
     public void triggerRun(TriggerRunRequest request, StreamObserver<TriggerRunResponse> observer) {
       Run run = Run.newBuilder().setJob(request.getJob()).build();
       answer(request, TriggerRunResponse.newBuilder().setRun(run).build(), observer);
+    }
+
+    @Override
+    public void cancelRun(CancelRunRequest request, StreamObserver<CancelRunResponse> observer) {
+      Run run = Run.newBuilder().setCancelMessage(request.getReason()).build();
+      answer(request, CancelRunResponse.newBuilder().setRun(run).build(), observer);
+    }
+
+    @Override
+    public void watchRuns(WatchRunsRequest request, StreamObserver<WatchRunsResponse> observer) {
+      asked.add(request);
+      ((ServerCallStreamObserver<WatchRunsResponse>) observer)
+          .setOnCancelHandler(watchEnded::countDown);
+      if (request.getJob().equals("slow")) {
+        return;
+      }
+      if (request.getJob().equals("nowhere")) {
+        observer.onError(unavailable("STORE_UNAVAILABLE", "the store does not answer now"));
+        return;
+      }
+      for (int slot = 1; slot <= 2; slot++) {
+        Run run = Run.newBuilder().setSlot(slot).build();
+        observer.onNext(WatchRunsResponse.newBuilder().setRun(run).build());
+      }
+      if (request.getJob().equals("stopping")) {
+        observer.onError(unavailable("DRAINING", "the sidecar is going away"));
+      }
+    }
+
+    private RuntimeException unavailable(String reason, String message) {
+      Metadata trailers = new Metadata();
+      trailers.put(REASON, reason);
+      return Status.UNAVAILABLE.withDescription(message).asRuntimeException(trailers);
     }
 
     @Override
@@ -154,8 +198,111 @@ class AdminClientTest {
     assertFalse(first.getRequestId().isEmpty());
     assertEquals(ByteString.copyFrom(new byte[] {1}), first.getPayload());
     assertEquals("mine", ((TriggerRunRequest) asked.get(1)).getRequestId());
-    assertThrows(
-        AnarchonException.WrongSetup.class, () -> admin.triggerRun("job", new byte[65_537]));
+  }
+
+  @Test
+  void aCancelledRunKeepsTheReasonGiven() {
+    assertEquals("not today", admin.cancelRun("job", 5, "not today").getCancelMessage());
+  }
+
+  @Test
+  void whatIsTooLongIsNamedAndNotSent() {
+    isTooLong(
+        "payload of 65537 bytes: must be at most 65536 bytes",
+        () -> admin.triggerRun("job", new byte[65_537]));
+    isTooLong(
+        "requestId of 130 bytes: must be at most 128 bytes",
+        () -> admin.triggerRun("job", new byte[0], "é".repeat(65)));
+    isTooLong(
+        "reason of 1025 bytes: must be at most 1024 bytes",
+        () -> admin.pauseJob("job", "x".repeat(1_025)));
+    isTooLong(
+        "reason of 9000 bytes: must be at most 1024 bytes",
+        () -> admin.cancelRun("job", 1, "x".repeat(9_000)));
+    String longName = "x".repeat(5_000_000);
+    isTooLong(
+        "request of 5000005 bytes: must be at most 4194304 bytes", () -> admin.getJob(longName));
+    WatchRunsRequest longRequest = WatchRunsRequest.newBuilder().setJob(longName).build();
+    isTooLong(
+        "request of 5000005 bytes: must be at most 4194304 bytes",
+        () -> admin.watchRuns(longRequest));
+    assertEquals(List.of(), asked);
+  }
+
+  private static void isTooLong(String message, org.junit.jupiter.api.function.Executable call) {
+    assertEquals(message, assertThrows(AnarchonException.WrongSetup.class, call).getMessage());
+  }
+
+  // ── Watching ─────────────────────────────────────────────────────────────────────────────────
+
+  private static WatchRunsRequest of(String job) {
+    return WatchRunsRequest.newBuilder().setJob(job).setFromSlot(1).setUntilSlot(9).build();
+  }
+
+  @Test
+  void watchedRunsComeAsTheyChangeUntilTheWatchIsClosed() throws InterruptedException {
+    List<Long> slots = new ArrayList<>();
+    RunWatch watch = admin.watchRuns(of("job"));
+    for (Run run : watch) {
+      slots.add(run.getSlot());
+      if (slots.size() == 2) {
+        watch.close();
+      }
+    }
+    assertEquals(List.of(1L, 2L), slots);
+    assertEquals(List.of(of("job")), asked);
+    assertEquals(List.of("Bearer secret"), authorizations);
+    assertTrue(watchEnded.await(30, TimeUnit.SECONDS), "the sidecar is told");
+  }
+
+  @Test
+  void aWatchThatIsClosedEndsForWhoeverWaitsForIt() throws InterruptedException {
+    RunWatch watch = admin.watchRuns(of("job"));
+    Iterator<Run> runs = watch.iterator();
+    runs.next();
+    runs.next();
+    Thread closes = new Thread(watch::close);
+    closes.start();
+    assertFalse(runs.hasNext());
+    closes.join();
+  }
+
+  @Test
+  void aThreadThatIsInterruptedWatchesNoLonger() throws InterruptedException {
+    Iterator<Run> runs = admin.watchRuns(of("job")).iterator();
+    runs.next();
+    runs.next();
+    Thread.currentThread().interrupt();
+    assertThrows(AnarchonException.Unavailable.class, runs::hasNext);
+    assertTrue(Thread.interrupted());
+    assertTrue(watchEnded.await(30, TimeUnit.SECONDS), "the sidecar is told");
+    assertFalse(runs.hasNext());
+  }
+
+  @Test
+  void aWatchThatTheSidecarEndsGivesWhatCameAndSaysWhy() {
+    List<Long> slots = new ArrayList<>();
+    try (RunWatch watch = admin.watchRuns(of("stopping"))) {
+      AnarchonException.Unavailable ended =
+          assertThrows(
+              AnarchonException.Unavailable.class,
+              () -> watch.forEach(run -> slots.add(run.getSlot())));
+      assertEquals("DRAINING", ended.reason());
+      assertEquals("the sidecar is going away", ended.getMessage());
+      assertFalse(watch.iterator().hasNext());
+    }
+    assertEquals(List.of(1L, 2L), slots);
+  }
+
+  @Test
+  void aWatchThatCannotBeginIsRefusedAtOnce() throws InterruptedException {
+    AnarchonException.Unavailable refused =
+        assertThrows(AnarchonException.Unavailable.class, () -> admin.watchRuns(of("nowhere")));
+    assertEquals("the store does not answer now", refused.getMessage());
+    AnarchonException.Unavailable late =
+        assertThrows(AnarchonException.Unavailable.class, () -> admin.watchRuns(of("slow"), 100));
+    assertTrue(late.getMessage().endsWith("did not begin to watch within 0.1 s"), late::getMessage);
+    assertTrue(watchEnded.await(30, TimeUnit.SECONDS), "the sidecar is told");
   }
 
   @Test

@@ -5,6 +5,7 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
 import com.google.gson.JsonParser;
+import io.anarchon.client.AdminClient;
 import io.anarchon.client.AnarchonClient;
 import io.anarchon.client.AnarchonException;
 import io.anarchon.client.CancelledException;
@@ -14,7 +15,10 @@ import io.anarchon.client.Job;
 import io.anarchon.client.Permanent;
 import io.anarchon.client.Retry;
 import io.anarchon.client.RunContext;
+import io.anarchon.client.RunWatch;
 import io.anarchon.client.Subscription;
+import io.anarchon.v1.Run;
+import io.anarchon.v1.WatchRunsRequest;
 import io.grpc.TlsChannelCredentials;
 import java.io.BufferedReader;
 import java.io.File;
@@ -345,13 +349,43 @@ final class Testee {
     return client.build().subscribe(jobs.toArray(new Job[0]));
   }
 
+  /** Tells how the job's runs change, until the watch ends. */
+  private static void watch(String job) {
+    WatchRunsRequest which = WatchRunsRequest.newBuilder().setJob(job).build();
+    try (AdminClient admin = AdminClient.builder().build();
+        RunWatch changes = admin.watchRuns(which)) {
+      emit("watching");
+      for (Run run : changes) {
+        emit(
+            "changed",
+            "job",
+            run.getJob(),
+            "slot",
+            run.getSlot(),
+            "state",
+            run.getState().name().replaceFirst("^RUN_STATE_", ""),
+            "reason",
+            run.getReason(),
+            "cancel_message",
+            run.getCancelMessage());
+      }
+    } catch (AnarchonException.Sidecar error) {
+      emit("unwatched", "error", kindOf(error), "reason", error.reason());
+    }
+  }
+
   private static void listen(Subscription subscription) {
     BufferedReader lines =
         new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     try {
-      for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+      for (String read = lines.readLine(); read != null; read = lines.readLine()) {
+        String line = read;
         if (line.equals("release")) {
           RELEASED.countDown();
+        } else if (line.startsWith("watch ")) {
+          Thread watcher = new Thread(() -> watch(line.substring("watch ".length())));
+          watcher.setDaemon(true);
+          watcher.start();
         } else if (line.equals("stop")) {
           subscription.stop();
         } else if (line.startsWith("stop ")) {
@@ -375,6 +409,9 @@ final class Testee {
       return "refused";
     } else if (error instanceof AnarchonException.SessionReplaced) {
       return "replaced";
+    }
+    if (error instanceof AnarchonException.Unavailable) {
+      return "unavailable";
     }
     boolean isSetup =
         error instanceof AnarchonException.WrongJob
