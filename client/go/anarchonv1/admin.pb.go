@@ -877,8 +877,9 @@ type TriggerRunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The job's name.
 	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// Makes the call safe to repeat: the same identifier gives the same run. A
-	// UUID, kept with the run until it is pruned. Empty: the sidecar makes one,
+	// Makes the call safe to repeat: the same identifier gives the same run,
+	// with the payload of the call that made it, whatever comes with a later one.
+	// A UUID, kept with the run until it is pruned. Empty: the sidecar makes one,
 	// and the call is not safe to repeat.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Handed to the handler. At most 64 KiB.
@@ -1240,7 +1241,8 @@ func (x *ListRunsRequest) GetUntilSlot() int64 {
 // ListRunsResponse is a page of runs.
 type ListRunsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The page. It also ends at 2 MiB, and shows no stack traces.
+	// The page. It also ends at 2 MiB, and shows no stack traces. It may be
+	// short, or empty, before the last: few runs match, and many were looked at.
 	Runs []*Run `protobuf:"bytes,1,rep,name=runs,proto3" json:"runs,omitempty"`
 	// Empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`

@@ -62,8 +62,14 @@ type AdminServiceClient interface {
 	ListRuns(ctx context.Context, in *ListRunsRequest, opts ...grpc.CallOption) (*ListRunsResponse, error)
 	// Gets one run.
 	GetRun(ctx context.Context, in *GetRunRequest, opts ...grpc.CallOption) (*GetRunResponse, error)
-	// Streams every change to matching runs. Changes may be merged, but the
-	// latest state of each run always arrives.
+	// Streams every change to matching runs, from the initial metadata on, and
+	// first the runs that are unfinished then. Changes may be merged, and a state
+	// may come twice, but the latest state of each run always arrives: as a rule
+	// within a second, of a run older than the newest few hundred within minutes.
+	// A renewed lease is no change. Without stack traces. Ends UNAVAILABLE when
+	// the sidecar stops (reason DRAINING), or has not reached the store for a
+	// minute (STORE_UNAVAILABLE): watch again, and list what ended meanwhile.
+	// At most 32 of an instance (RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED).
 	WatchRuns(ctx context.Context, in *WatchRunsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRunsResponse], error)
 	// Asks for a run to stop; one that no attempt holds ends at once. Fails if
 	// the run is final.
@@ -240,8 +246,14 @@ type AdminServiceServer interface {
 	ListRuns(context.Context, *ListRunsRequest) (*ListRunsResponse, error)
 	// Gets one run.
 	GetRun(context.Context, *GetRunRequest) (*GetRunResponse, error)
-	// Streams every change to matching runs. Changes may be merged, but the
-	// latest state of each run always arrives.
+	// Streams every change to matching runs, from the initial metadata on, and
+	// first the runs that are unfinished then. Changes may be merged, and a state
+	// may come twice, but the latest state of each run always arrives: as a rule
+	// within a second, of a run older than the newest few hundred within minutes.
+	// A renewed lease is no change. Without stack traces. Ends UNAVAILABLE when
+	// the sidecar stops (reason DRAINING), or has not reached the store for a
+	// minute (STORE_UNAVAILABLE): watch again, and list what ended meanwhile.
+	// At most 32 of an instance (RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED).
 	WatchRuns(*WatchRunsRequest, grpc.ServerStreamingServer[WatchRunsResponse]) error
 	// Asks for a run to stop; one that no attempt holds ends at once. Fails if
 	// the run is final.
