@@ -126,7 +126,7 @@ def test_an_unfinished_run_that_newer_ones_hide_is_looked_at_by_itself() -> None
     table, watch = Table(), RunWatch(RunQuery())
     for slot in range(1, 21):
         table.put(slot, RunState.RUNNING if slot <= 2 else RunState.SUCCESS)
-    table.at += 5_000
+    table.at += 60_000
     for _ in range(10):
         table.round(watch)
     table.at += 5_000
@@ -139,7 +139,7 @@ def test_a_run_that_is_pruned_before_anybody_looked_is_forgotten() -> None:
     table, watch = Table(), RunWatch(RunQuery())
     for slot in range(1, 21):
         table.put(slot, RunState.RUNNING if slot == 1 else RunState.SUCCESS)
-    table.at += 5_000
+    table.at += 60_000
     for _ in range(10):
         table.round(watch)
     del table.runs[1, "job"]
@@ -173,6 +173,30 @@ def test_s1_what_ends_after_the_stores_clock_was_set_back_is_news_all_the_same()
     table.round(watch)
     table.at += 1_000
     table.put(7)
+    assert table.round(watch) == [(7, RunState.SUCCESS)]
+
+
+def test_what_shows_later_than_it_ended_is_news_once() -> None:
+    """A commit that took its time, a server with another clock, a store that failed over."""
+    table, watch = Table(), RunWatch(RunQuery())
+    for _ in range(40):
+        table.at += 100
+        assert table.round(watch) == []
+    table.put(7, ended_at=table.at - 25_000)
+    assert table.round(watch) == [(7, RunState.SUCCESS)]
+    for _ in range(40):
+        table.at += 1_000
+        assert table.round(watch) == []
+
+
+def test_what_ended_before_the_watch_and_shows_after_it_began_is_news() -> None:
+    """The list that is asked for once the watch has begun may not have it either."""
+    table = Table()
+    table.put(6)
+    table.at += 5_000
+    watch = RunWatch(RunQuery())
+    assert table.round(watch) == []
+    table.put(7, ended_at=table.at - 2_000)
     assert table.round(watch) == [(7, RunState.SUCCESS)]
 
 
