@@ -203,7 +203,8 @@ class AdminClient:
     ) -> list[int]:
         """Return the next `count` slots (1 to 1,000) after `after`, in milliseconds since the epoch.
 
-        `job` is the name of a registered job, or any `Job`. `after` needs a time zone; default: now.
+        `job` is the name of a registered job, or any `Job`, which counts as this sidecar would run it,
+        with what its configuration says. `after` needs a time zone; default: now.
         """
         with _sendable():
             request = admin_pb2.PreviewSlotsRequest(count=count)

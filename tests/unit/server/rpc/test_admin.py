@@ -138,6 +138,18 @@ async def test_slots_of_any_definition_are_previewed(sidecar: Sidecar) -> None:
     assert answer.slots == [1_791_633_610_000, 1_791_633_620_000]
 
 
+async def test_slots_of_a_definition_are_previewed_as_the_configuration_makes_it(
+    sidecar: Sidecar,
+) -> None:
+    """As they would be if a client of this sidecar offered it: also by its name alone."""
+    sidecar.loop.feed(Reload({"x": JobSpec("x", EverySchedule(3_600_000))}))
+    after = Timestamp(seconds=1_791_633_600)
+    for spec in (every("x", 10_000), job_pb2.JobSpec(name="x", by_name=True)):
+        request = admin_pb2.PreviewSlotsRequest(spec=spec, after_time=after, count=1)
+        answer = await sidecar.admin.PreviewSlots(request)
+        assert answer.slots == [1_791_637_200_000]
+
+
 async def test_s9_previewed_slots_are_of_1970_to_2199(sidecar: Sidecar) -> None:
     async def slots_after(seconds: int) -> Any:
         request = admin_pb2.PreviewSlotsRequest(
