@@ -99,7 +99,7 @@ class RunWatch:
         if store_at < self._store_at:
             self._begun_at = min(self._begun_at, store_at - limits.EARLY_MAX)
             self._since = min(self._since, store_at - limits.WATCH_LATE_MAX)
-            self._pass_from = min(self._pass_from, self._since)
+            self._pass_from = self._since
         self._store_at = store_at
 
     def _is_news(self, view: RunView) -> bool:

@@ -116,9 +116,39 @@ def test_of_a_burst_all_that_is_new_comes_in_one_round_while_pages_have_news() -
     table, watch = Table(), RunWatch(RunQuery())
     table.round(watch)
     table.at += 1_000
-    for number in range(6):
+    for number in range(9):
         table.put(7, RunState.RUNNING, job=f"job-{number}")
-    assert len(table.round(watch)) == 6
+    assert len(table.round(watch)) == 9, "two pages of the newest, and one of the older"
+
+
+@pytest.mark.usefixtures("small")
+def test_where_nothing_is_new_a_round_looks_at_one_page_of_the_newest_and_one_of_the_older() -> None:
+    table, watch = Table(), RunWatch(RunQuery())
+    for slot in range(20):
+        table.put(slot)
+    table.at += 60_000
+    for _ in range(12):
+        looks = 0
+        while (look := watch.next_look()) is not None:
+            watch.saw(table.page(look), table.at)
+            looks += 1
+        assert looks == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_no_more_is_remembered_than_the_limit_and_nothing_that_ended_two_passes_ago() -> None:
+    table, watch = Table(), RunWatch(RunQuery())
+    for slot in range(20):
+        table.put(slot, RunState.RUNNING)
+    for _ in range(9):
+        table.round(watch)
+        assert len(watch._known) <= limits.WATCH_KNOWN_MAX
+    for slot in range(20):
+        table.put(slot)
+    for _ in range(18):
+        table.at += limits.WATCH_LATE_MAX
+        table.round(watch)
+    assert not watch._known
 
 
 @pytest.mark.usefixtures("small")

@@ -124,7 +124,10 @@ async def test_a_bad_request_is_refused(sidecar: Sidecar, asked: Any, right: str
     assert right in error.details()
 
 
-async def test_a_sidecar_that_stops_ends_its_watches_with_the_reason(sidecar: Sidecar) -> None:
+async def test_a_sidecar_that_stops_ends_its_watches_at_once_with_the_reason(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_EVERY", 3_600 * limits.SECOND)
     call = await watching(sidecar)
     await sidecar.loop.close()
     error = await error_of(call.read())
