@@ -122,7 +122,9 @@ def test_of_a_burst_all_that_is_new_comes_in_one_round_while_pages_have_news() -
 
 
 @pytest.mark.usefixtures("small")
-def test_where_nothing_is_new_a_round_looks_at_one_page_of_the_newest_and_one_of_the_older() -> None:
+def test_where_nothing_is_new_a_round_looks_at_one_page_of_the_newest_and_one_of_the_older() -> (
+    None
+):
     table, watch = Table(), RunWatch(RunQuery())
     for slot in range(20):
         table.put(slot)
