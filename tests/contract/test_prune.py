@@ -285,6 +285,25 @@ async def test_s28_the_last_definition_stays_for_as_long_as_a_run_is_unfinished(
     assert await names(second) == ["stays"]
 
 
+async def test_s30_a_run_that_waits_stays_though_nobody_handles_its_job_until_it_is_cancelled(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """It is never missed, and whoever handles the job again would run it."""
+    first, second = two
+    await second.register(definition("stays"))
+    cluster.advance(SECOND)
+    waits = (await first.triggered()).run
+    await first.beat(leaving=True)
+    cluster.advance(30 * DAY)
+    await second.beat()
+    assert await second.prune(history_max=0) == 0
+    assert (await second.seen(waits.slot)).run.state is RunState.DUE
+    assert await names(second) == ["job", "stays"]
+    await second.cancel(waits.slot)
+    assert await second.prune() == 1
+    assert await names(second) == ["stays"]
+
+
 async def test_s17_a_forgotten_jobs_fence_and_floor_never_fall(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(T0 + PERIOD)
     won = await one.win(T0 + PERIOD)

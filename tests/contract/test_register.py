@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from anarchon_server.core.model import InstanceState
+from anarchon_server.core.model import CatchUpPolicy, InstanceState, RunState
 from tests.contract.harness import (
     DAY,
     LEASE,
@@ -15,6 +16,7 @@ from tests.contract.harness import (
     Cluster,
     Node,
     definition,
+    slots_of,
 )
 
 OLD = definition(labels=(("v", "1"),))
@@ -125,6 +127,33 @@ async def test_s28_the_current_definition_stays_current_while_all_are_down(
     cluster.advance(DAY)
     (answer,) = await one.register()
     assert (answer.current, answer.since, answer.settled) == (True, T0, T0)
+
+
+async def test_s28_a_current_schedule_that_nobody_held_while_others_went_on_catches_up(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """The store cannot tell a version that was rolled back from one whose instances were down."""
+    old, new = two
+    await new.register(OTHER_SCHEDULE)
+    await new.beat(leaving=True)
+    for slot in range(T0 + PERIOD, T0 + 4 * PERIOD, PERIOD):
+        cluster.advance_to(slot)
+        await old.complete(await old.win(slot))
+        await old.beat()
+    cluster.advance_to(T0 + 4 * PERIOD)
+    await old.register(definition())
+    (answer,) = await new.register(OTHER_SCHEDULE)
+    assert (answer.current, answer.since, answer.settled) == (True, T0, T0)
+    fives = slots_of("every:5s", T0, T0 + 25 * SECOND)
+    latest: dict[str, Any] = {"catch_up": CatchUpPolicy.LATEST, "window_ms": DAY}
+    planned = await new.plan(fives, schedule="every:5s", **latest)
+    assert (planned.due, planned.missed) == (1, 2)
+    states = await new.states()
+    assert [states[at] for at in (5, 15, 25)] == [
+        (RunState.SKIPPED, "missed"),
+        (RunState.SKIPPED, "missed"),
+        RunState.DUE,
+    ]
 
 
 async def test_s28_a_heartbeat_keeps_what_is_held_alive(

@@ -28,7 +28,9 @@ from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
 
 TIMEOUT_S = 10.0
 SCOPE_KEY = "anarchon-scope"
-"""In the trailing metadata of an answer that covers less than the namespace: what it covers."""
+"""In the trailing metadata of an answer that covers less than the namespace, and in the initial
+metadata of such a watch: what it covers.
+"""
 
 PAYLOAD_MAX_BYTES = 64 * 1024
 """The most that can be handed to a handler by `AdminClient.trigger_run`."""
@@ -139,7 +141,9 @@ class AdminClient:
                 job=job, from_slot=from_slot, until_slot=until_slot
             )
         call = self._stub.WatchRuns(request, metadata=self._token.metadata())
-        return RunWatch(call, self._endpoint)
+        watch = RunWatch(call, self._endpoint)
+        self._scope = _scope_in(call.initial_metadata())
+        return watch
 
     def get_run(self, job: str, slot: int) -> run_pb2.Run:
         """Return one run, with the stack traces of its attempts. Raises `NotFoundError`."""
@@ -172,8 +176,9 @@ class AdminClient:
 
         `payload` (at most 64 KiB) is handed to the handler. The same `request_id` gives the same
         run, with the payload of the first call, whatever comes with a later one; by default an id is
-        drawn for each call, and a call that failed may be repeated with its own id only. The run is skipped where the job's overlap policy is `skip` and another run is
-        unfinished. Raises `NotFoundError`; `RefusedError` where 100 triggered runs wait already.
+        drawn for each call, and a call that failed may be repeated with its own id only. The run is
+        skipped where the job's overlap policy is `skip` and another run is unfinished. Raises
+        `NotFoundError`; `RefusedError` where 100 triggered runs wait already.
         """
         _check_size("payload", payload, PAYLOAD_MAX_BYTES)
         with _sendable():
@@ -198,7 +203,8 @@ class AdminClient:
     ) -> list[int]:
         """Return the next `count` slots (1 to 1,000) after `after`, in milliseconds since the epoch.
 
-        `job` is the name of a registered job, or any `Job`. `after` needs a time zone; default: now.
+        `job` is the name of a registered job, or any `Job`, which counts as this sidecar would run it,
+        with what its configuration says. `after` needs a time zone; default: now.
         """
         with _sendable():
             request = admin_pb2.PreviewSlotsRequest(count=count)
@@ -255,8 +261,7 @@ class AdminClient:
             )
         except grpc.RpcError as error:
             raise self._endpoint.error(error) from None
-        trailers = dict(call.trailing_metadata() or ())
-        self._scope = unquote(str(trailers.get(SCOPE_KEY, "")))
+        self._scope = _scope_in(call.trailing_metadata())
         return answer
 
 
@@ -312,6 +317,10 @@ class RunWatch(Iterator[run_pb2.Run]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _scope_in(metadata: Any) -> str:
+    return unquote(str(dict(metadata or ()).get(SCOPE_KEY, "")))
 
 
 def _check_size(argument: str, value: bytes, most: int) -> None:

@@ -287,12 +287,10 @@ class Engine:
 
     # --- What others may ask -------------------------------------------------------------
 
-    def check_spec(self, spec: JobSpec, wall_at: int) -> None:
-        """Raises what registering the spec here would: `InvalidError`, `UnsupportedError`."""
-        self.resolve(spec, wall_at)
-
     def resolve(self, spec: JobSpec, wall_at: int) -> Job:
-        """The job that the spec makes here. Raises `InvalidError` and `UnsupportedError`."""
+        """The job that the spec makes here. Raises what registering it would: `InvalidError`,
+        `UnsupportedError`.
+        """
         wanted, _ = laid_over(spec, self._context.configured)
         return self.resolve_stored(wanted, wall_at)
 

@@ -9,6 +9,7 @@ at all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -35,14 +36,15 @@ class RunWatch:
     with the next call), and `saw`, given the answer, what is news. An unfinished run is news when it
     is seen first, so that nothing falls between a list and a watch; one that has ended only if it
     ended since the watch began. A lease that was renewed is no change.
+
+    When a run ended says the store's clock, and it shows later: a commit takes its time, and a store
+    may have several clocks. Hence what ended `limits.WATCH_LATE_MAX` ago may still be news.
     """
 
     def __init__(self, query: RunQuery) -> None:
         self._query = replace(query, limit=limits.PAGE_MAX, after=None)
         self._known: dict[_Key, _Known] = {}
-        self._since: int | None = None
-        self._store_at = 0
-        self._pass_from = 0
+        self._begun_at = self._since = self._pass_from = self._store_at = sys.maxsize
         self._older_than: tuple[int, str] | None = None
         self._beside: _Key = ("", 0)
         self._begin_round()
@@ -94,15 +96,13 @@ class RunWatch:
 
     def _took_place(self, store_at: int) -> None:
         """What ended since the watch, and the pass, began counts also where the clock went back."""
-        if self._since is None:
-            self._since = self._pass_from = store_at - limits.EARLY_MAX
-        elif store_at < self._store_at:
-            self._since = min(self._since, store_at - limits.EARLY_MAX)
-            self._pass_from = min(self._pass_from, self._since)
+        if store_at < self._store_at:
+            self._begun_at = min(self._begun_at, store_at - limits.EARLY_MAX)
+            self._since = min(self._since, store_at - limits.WATCH_LATE_MAX)
+            self._pass_from = self._since
         self._store_at = store_at
 
     def _is_news(self, view: RunView) -> bool:
-        assert self._since is not None, "set with the first answer"
         run = view.run
         key = (run.job, run.slot)
         self._shown.add(key)
@@ -114,7 +114,9 @@ class RunWatch:
         self._known[key] = known
         if len(self._known) > limits.WATCH_KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        return before is None or before.digest != known.digest
+        if before is None:
+            return ended_at is None or ended_at >= self._begun_at
+        return before.digest != known.digest
 
     def _newest(self, views: Sequence[RunView], news: bool) -> None:
         """A page of the newest: the next one too if this had news, else on with the older ones."""
@@ -143,7 +145,8 @@ class RunWatch:
     def _pass_over(self) -> None:
         """Every run has been looked at since the pass began: what ended before then has been shown."""
         self._since = self._pass_from
-        self._pass_from = self._store_at - limits.EARLY_MAX
+        self._pass_from = self._store_at - limits.WATCH_LATE_MAX
+        self._begun_at = 0  # of what had ended before, this pass has seen all that there was
         self._older_than = None
         for key, known in tuple(self._known.items()):
             if known.ended_at is not None and known.ended_at < self._since:

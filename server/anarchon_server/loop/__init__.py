@@ -57,12 +57,12 @@ class Steps(Protocol):
         """How the instance is."""
         ...
 
-    def check_spec(self, spec: JobSpec, wall_at: int) -> None:
-        """Raises `InvalidError` or `UnsupportedError` for a spec that would be refused."""
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job that the spec makes here. Raises `InvalidError` and `UnsupportedError`."""
         ...
 
     def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
-        """The job of a definition that the store has, or what `check_spec` raises."""
+        """The job of a definition that the store has, or what `resolve` raises."""
         ...
 
 
@@ -168,12 +168,15 @@ class Loop:
         """Return the host's clock in milliseconds since the epoch."""
         return self.clock.wall_us() // 1_000
 
-    def check_spec(self, spec: JobSpec) -> None:
-        """Raise `InvalidError` or `UnsupportedError` for a spec that Subscribe would refuse."""
-        self._engine.check_spec(spec, self.wall_ms())
+    def resolve(self, spec: JobSpec) -> Job:
+        """Return the job that the spec makes here, with what is configured of it.
+
+        Raises `InvalidError` or `UnsupportedError` for a spec that Subscribe would refuse.
+        """
+        return self._engine.resolve(spec, self.wall_ms())
 
     def resolve_stored(self, spec: JobSpec) -> Job:
-        """Return the job of a definition that the store has. Raises as `check_spec` does."""
+        """Return the job of a definition that the store has. Raises as `resolve` does."""
         return self._engine.resolve_stored(spec, self.wall_ms())
 
     # ── Clients ─────────────────────────────────────────────────────────────────────────────────

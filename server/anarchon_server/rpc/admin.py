@@ -139,8 +139,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 view, now = await self._job(request.job)
                 spec = view.spec
             case "spec":
-                spec = wire.spec_in(request.spec)
-                self._loop.check_spec(spec)
+                spec = self._loop.resolve(wire.spec_in(request.spec)).spec
             case _:
                 raise InvalidError("of", "unset", "set job or spec")
         after = now

@@ -61,7 +61,7 @@ class SessionCalls:
     def _read(self, specs: tuple[JobSpec, ...]) -> None:
         for spec in specs:
             with suppress(AnarchonError):
-                self._loop.check_spec(spec)
+                self._loop.resolve(spec)
 
     def subscribe(self, request: session_pb2.SubscribeRequest) -> Stream:
         """Open the session's stream. Its owner calls `leave` when it is over."""

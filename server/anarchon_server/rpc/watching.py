@@ -49,7 +49,8 @@ class Watches:
         self, watch: RunWatch, news: asyncio.Event
     ) -> AsyncGenerator[RunView | None, None]:
         clock = self._loop.clock
-        begun, answered_at = False, clock.boot_ms()
+        begun = False
+        away_since: int | None = None
         while True:
             news.clear()
             busy_ms = 0
@@ -57,9 +58,11 @@ class Watches:
                 while (look := watch.next_look()) is not None:
                     self._loop.check_running()
                     asked_at = clock.boot_ms()
-                    reply = await self._loop.read(partial(self._loop.store.runs, look))
-                    answered_at = clock.boot_ms()
-                    busy_ms += answered_at - asked_at
+                    try:
+                        reply = await self._loop.read(partial(self._loop.store.runs, look))
+                    finally:  # a store that fails slowly is busy, too
+                        busy_ms += clock.boot_ms() - asked_at
+                    away_since = None
                     changed = watch.saw(reply.answers, reply.store_at)
                     if not begun:
                         begun = True
@@ -67,7 +70,10 @@ class Watches:
                     for view in changed:
                         yield view
             except StoreError:
-                if not begun or clock.boot_ms() - answered_at > limits.WATCH_STORE_AWAY:
+                # Not since the last answer: a slow reader, or a suspension, may lie between.
+                now = clock.boot_ms()
+                away_since = now if away_since is None else away_since
+                if not begun or now - away_since > limits.WATCH_STORE_AWAY:
                     raise
             await self._pause(news, busy_ms)
 

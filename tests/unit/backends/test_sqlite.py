@@ -499,7 +499,7 @@ class Two:
     def status(self, _now: int) -> Status:
         return Status(True, True, (), Instance("a:1", "aa"), ())
 
-    def check_spec(self, spec: JobSpec, wall_at: int) -> None:
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
     def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:

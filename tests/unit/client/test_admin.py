@@ -52,7 +52,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         if request.job == "slow":
             self.gone.wait()
             return
-        context.send_initial_metadata(())
+        alone = request.job == "alone"
+        context.send_initial_metadata((("anarchon-scope", "instance=a%20b:1"),) if alone else ())
         for slot in (1, 2):
             yield admin_pb2.WatchRunsResponse(run=run_pb2.Run(job="sync", slot=slot))
         if request.job == "stopping":
@@ -184,6 +185,13 @@ def test_watched_runs_come_as_they_change(admin: AdminClient, service: Admin) ->
     assert (asked.job, asked.from_slot, asked.until_slot) == ("sync", 7, 9)
     assert list(changes) == [], "closed"
     assert service.gone.wait(10), "the sidecar is told"
+
+
+def test_what_a_watch_covers_is_said_as_of_other_answers(admin: AdminClient) -> None:
+    with admin.watch_runs(job="alone"):
+        assert admin.scope == "instance=a b:1"
+    with admin.watch_runs(job="sync"):
+        assert admin.scope == ""
 
 
 def test_a_watch_that_the_sidecar_ends_says_why(admin: AdminClient) -> None:

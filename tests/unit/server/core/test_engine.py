@@ -192,14 +192,14 @@ def test_an_instance_reports_what_it_is_and_has() -> None:
     assert busy.seen_at == START + 60_500
 
 
-def test_a_spec_can_be_checked_without_being_registered() -> None:
+def test_a_spec_can_be_resolved_without_being_registered() -> None:
     sidecar = Sidecar(World())
-    sidecar.engine.check_spec(every(), START)
+    sidecar.engine.resolve(every(), START)
     with pytest.raises(InvalidError, match="jitter"):
-        sidecar.engine.check_spec(every(1_000, jitter_ms=1_000), START)
+        sidecar.engine.resolve(every(1_000, jitter_ms=1_000), START)
     without_leases = Sidecar(World(leases=False))
     with pytest.raises(UnsupportedError):
-        without_leases.engine.check_spec(every(overlap=OverlapPolicy.QUEUE), START)
+        without_leases.engine.resolve(every(overlap=OverlapPolicy.QUEUE), START)
     assert sidecar.calls == without_leases.calls == {}
 
 

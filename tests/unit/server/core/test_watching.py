@@ -116,9 +116,41 @@ def test_of_a_burst_all_that_is_new_comes_in_one_round_while_pages_have_news() -
     table, watch = Table(), RunWatch(RunQuery())
     table.round(watch)
     table.at += 1_000
-    for number in range(6):
+    for number in range(9):
         table.put(7, RunState.RUNNING, job=f"job-{number}")
-    assert len(table.round(watch)) == 6
+    assert len(table.round(watch)) == 9, "two pages of the newest, and one of the older"
+
+
+@pytest.mark.usefixtures("small")
+def test_where_nothing_is_new_a_round_looks_at_one_page_of_the_newest_and_one_of_the_older() -> (
+    None
+):
+    table, watch = Table(), RunWatch(RunQuery())
+    for slot in range(20):
+        table.put(slot)
+    table.at += 60_000
+    for _ in range(12):
+        looks = 0
+        while (look := watch.next_look()) is not None:
+            watch.saw(table.page(look), table.at)
+            looks += 1
+        assert looks == 2
+
+
+@pytest.mark.usefixtures("small")
+def test_no_more_is_remembered_than_the_limit_and_nothing_that_ended_two_passes_ago() -> None:
+    table, watch = Table(), RunWatch(RunQuery())
+    for slot in range(20):
+        table.put(slot, RunState.RUNNING)
+    for _ in range(9):
+        table.round(watch)
+        assert len(watch._known) <= limits.WATCH_KNOWN_MAX
+    for slot in range(20):
+        table.put(slot)
+    for _ in range(18):
+        table.at += limits.WATCH_LATE_MAX
+        table.round(watch)
+    assert not watch._known
 
 
 @pytest.mark.usefixtures("small")
@@ -126,7 +158,7 @@ def test_an_unfinished_run_that_newer_ones_hide_is_looked_at_by_itself() -> None
     table, watch = Table(), RunWatch(RunQuery())
     for slot in range(1, 21):
         table.put(slot, RunState.RUNNING if slot <= 2 else RunState.SUCCESS)
-    table.at += 5_000
+    table.at += 60_000
     for _ in range(10):
         table.round(watch)
     table.at += 5_000
@@ -139,7 +171,7 @@ def test_a_run_that_is_pruned_before_anybody_looked_is_forgotten() -> None:
     table, watch = Table(), RunWatch(RunQuery())
     for slot in range(1, 21):
         table.put(slot, RunState.RUNNING if slot == 1 else RunState.SUCCESS)
-    table.at += 5_000
+    table.at += 60_000
     for _ in range(10):
         table.round(watch)
     del table.runs[1, "job"]
@@ -173,6 +205,30 @@ def test_s1_what_ends_after_the_stores_clock_was_set_back_is_news_all_the_same()
     table.round(watch)
     table.at += 1_000
     table.put(7)
+    assert table.round(watch) == [(7, RunState.SUCCESS)]
+
+
+def test_what_shows_later_than_it_ended_is_news_once() -> None:
+    """A commit that took its time, a server with another clock, a store that failed over."""
+    table, watch = Table(), RunWatch(RunQuery())
+    for _ in range(40):
+        table.at += 100
+        assert table.round(watch) == []
+    table.put(7, ended_at=table.at - 25_000)
+    assert table.round(watch) == [(7, RunState.SUCCESS)]
+    for _ in range(40):
+        table.at += 1_000
+        assert table.round(watch) == []
+
+
+def test_what_ended_before_the_watch_and_shows_after_it_began_is_news() -> None:
+    """The list that is asked for once the watch has begun may not have it either."""
+    table = Table()
+    table.put(6)
+    table.at += 5_000
+    watch = RunWatch(RunQuery())
+    assert table.round(watch) == []
+    table.put(7, ended_at=table.at - 2_000)
     assert table.round(watch) == [(7, RunState.SUCCESS)]
 
 

@@ -56,9 +56,8 @@ class Script:
     def status(self, now: int) -> Status:
         return Status(self.ready, True, () if self.ready else ("because",), INSTANCE, ())
 
-    def check_spec(self, spec: JobSpec, wall_at: int) -> None:
-        if wall_at != WALL_AT:
-            raise InvalidError("wall_at", wall_at, "the host's clock")
+    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+        raise InvalidError("wall_at", wall_at, "given by the loop")
 
     def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
@@ -389,8 +388,9 @@ async def test_results_are_answered_with_receipts(loop: Loop, engine: Script) ->
     assert await loop.complete((("t", Outcome()),)) == answer
 
 
-async def test_a_spec_is_checked_at_the_hosts_time(loop: Loop) -> None:
-    loop.check_spec(JobSpec("sync"))
+async def test_a_spec_is_resolved_at_the_hosts_time(loop: Loop) -> None:
+    with pytest.raises(InvalidError, match=f"wall_at is {WALL_AT}"):
+        loop.resolve(JobSpec("sync"))
 
 
 async def test_s24_a_process_that_cannot_be_watched_is_logged(

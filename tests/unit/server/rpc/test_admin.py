@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
 from anarchon_server.core.engine import SessionView
+from anarchon_server.core.errors import StoreUnavailable
 from anarchon_server.core.messages import Reload
 from anarchon_server.core.model import (
     Definition,
@@ -136,6 +137,18 @@ async def test_slots_of_any_definition_are_previewed(sidecar: Sidecar) -> None:
     request = admin_pb2.PreviewSlotsRequest(spec=every("x", 10_000), after_time=after, count=2)
     answer = await sidecar.admin.PreviewSlots(request)
     assert answer.slots == [1_791_633_610_000, 1_791_633_620_000]
+
+
+async def test_slots_of_a_definition_are_previewed_as_the_configuration_makes_it(
+    sidecar: Sidecar,
+) -> None:
+    """As they would be if a client of this sidecar offered it: also by its name alone."""
+    sidecar.loop.feed(Reload({"x": JobSpec("x", EverySchedule(3_600_000))}))
+    after = Timestamp(seconds=1_791_633_600)
+    for spec in (every("x", 10_000), job_pb2.JobSpec(name="x", by_name=True)):
+        request = admin_pb2.PreviewSlotsRequest(spec=spec, after_time=after, count=1)
+        answer = await sidecar.admin.PreviewSlots(request)
+        assert answer.slots == [1_791_637_200_000]
 
 
 async def test_s9_previewed_slots_are_of_1970_to_2199(sidecar: Sidecar) -> None:
@@ -423,6 +436,45 @@ async def test_what_the_backend_cannot_do_is_refused_by_name(method: str, reques
     feature = method.removesuffix("Job").removesuffix("Run").lower()
     assert f"{feature} is not supported by memory:claim; backends that can: " in error.details()
     await stop_sidecar(sidecar)
+
+
+async def failed_twice(sidecar: Sidecar) -> run_pb2.Run:
+    """A triggered run that waits for its third attempt."""
+    job = every("a")
+    job.retry.retries = 5
+    stream = await subscribe(sidecar, job)
+    made = (await sidecar.admin.TriggerRun(admin_pb2.TriggerRunRequest(job="a"))).run
+    for pause in (Duration(nanos=1_000_000), Duration(seconds=3_600)):
+        token = (await stream.read()).runs.assignments[0].token
+        failure = run_pb2.Failure(type="ValueError", retry_after=pause)
+        result = session_pb2.Result(token=token, outcome=run_pb2.Outcome(failure=failure))
+        await sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[result]))
+    return made
+
+
+async def test_s29_a_run_that_is_cancelled_is_answered_with_all_its_attempts(
+    sidecar: Sidecar,
+) -> None:
+    made = await failed_twice(sidecar)
+    request = admin_pb2.CancelRunRequest(job="a", slot=made.slot)
+    ended = (await sidecar.admin.CancelRun(request)).run
+    assert (ended.state, ended.reason) == (run_pb2.RUN_STATE_FAILED, "cancelled")
+    assert [each.attempt for each in ended.attempts] == [1, 2]
+
+
+async def test_s29_a_cancel_that_is_done_is_answered_though_the_run_cannot_be_read_then(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await failed_twice(sidecar)
+
+    async def away(_: RunQuery) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(sidecar.store, "runs", away)
+    request = admin_pb2.CancelRunRequest(job="a", slot=made.slot)
+    ended = (await sidecar.admin.CancelRun(request)).run
+    assert ended.state == run_pb2.RUN_STATE_FAILED
+    assert [each.attempt for each in ended.attempts] == [2], "the newest is in the run itself"
 
 
 async def test_s1_where_the_clock_is_too_far_off_jobs_are_neither_resumed_nor_triggered(

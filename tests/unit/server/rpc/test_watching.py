@@ -10,9 +10,10 @@ import grpc
 import pytest
 
 from anarchon.v1 import admin_pb2, run_pb2, session_pb2
+from anarchon_server.clock import SystemClock
 from anarchon_server.core import limits
 from anarchon_server.core.errors import StoreUnavailable
-from anarchon_server.core.store import Capabilities
+from anarchon_server.core.store import Capabilities, RunQuery
 from anarchon_server.rpc import admin as rpc_admin
 from tests.unit.server.sidecars import (
     Sidecar,
@@ -123,7 +124,10 @@ async def test_a_bad_request_is_refused(sidecar: Sidecar, asked: Any, right: str
     assert right in error.details()
 
 
-async def test_a_sidecar_that_stops_ends_its_watches_with_the_reason(sidecar: Sidecar) -> None:
+async def test_a_sidecar_that_stops_ends_its_watches_at_once_with_the_reason(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "WATCH_EVERY", 3_600 * limits.SECOND)
     call = await watching(sidecar)
     await sidecar.loop.close()
     error = await error_of(call.read())
@@ -149,11 +153,12 @@ async def test_no_more_watches_than_the_limit_and_one_that_is_closed_makes_room(
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert trailer(error) == "LIMIT_EXCEEDED"
     first.cancel()
-    while True:  # the sidecar hears of it a moment later
+    for _ in range(1_000):  # the sidecar hears of it a moment later
         second = sidecar.admin.WatchRuns(admin_pb2.WatchRunsRequest())
         await second.initial_metadata()
         if not second.done():
-            break
+            return
+    pytest.fail("the place was not given back")
 
 
 async def test_s27_a_store_that_is_away_at_first_is_said_at_once(sidecar: Sidecar) -> None:
@@ -201,6 +206,64 @@ async def test_s27_a_watch_of_a_store_that_stays_away_ends(
     sidecar.loop.tell_news()
     error = await error_of(call.read())
     assert trailer(error) == "STORE_UNAVAILABLE"
+
+
+class Leaping(SystemClock):
+    """A clock that has leapt ahead, as after a suspension."""
+
+    ahead_ms = 0
+
+    def boot_ms(self) -> int:
+        return super().boot_ms() + self.ahead_ms
+
+
+@pytest.fixture
+def clock(sidecar: Sidecar) -> Leaping:
+    """The clock of the watches that begin from here on."""
+    sidecar.loop.clock = Leaping()
+    return sidecar.loop.clock
+
+
+async def test_s27_how_long_the_store_is_away_counts_from_when_it_was_first_asked_in_vain(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, clock: Leaping
+) -> None:
+    """Long before the store failed, the watch has asked it last: its reader was slow, or it slept."""
+    await subscribed(sidecar, "a")
+    call = await watching(sidecar)
+    away = Away(sidecar, monkeypatch)
+    clock.ahead_ms += 2 * limits.WATCH_STORE_AWAY
+    sidecar.loop.tell_news()
+    await away.asked.wait()
+    away.now = False
+    clock.ahead_ms += limits.WATCH_EVERY
+    made = await trigger(sidecar)
+    assert (await call.read()).run.slot == made.slot
+
+
+async def test_a_store_that_fails_slowly_is_asked_no_more_than_a_fifth_of_the_time(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, clock: Leaping
+) -> None:
+    asked = asyncio.Event()
+
+    async def runs(_: RunQuery) -> Any:
+        clock.ahead_ms += limits.OP_TIMEOUT
+        asked.set()
+        raise StoreUnavailable("it took too long")
+
+    await watching(sidecar)
+    monkeypatch.setattr(sidecar.store, "runs", runs)
+    clock.ahead_ms += limits.WATCH_EVERY
+    sidecar.loop.tell_news()
+    await asked.wait()
+    asked.clear()
+    clock.ahead_ms += limits.OP_TIMEOUT
+    for _ in range(100):
+        sidecar.loop.tell_news()
+        await asyncio.sleep(0)
+    assert not asked.is_set()
+    clock.ahead_ms += 3 * limits.OP_TIMEOUT
+    sidecar.loop.tell_news()
+    await asked.wait()
 
 
 async def test_an_instance_that_answers_for_itself_says_so_when_the_watch_begins(
