@@ -148,7 +148,7 @@ class NatsClaimStore:
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
         """Nothing is paused or triggered here. Raises `UnsupportedError`."""
         del acts
-        raise UnsupportedError("control", BACKEND, port.LEASE_BACKENDS)
+        raise UnsupportedError("control", BACKEND, port.CONTROL_BACKENDS)
 
     async def complete(
         self, completions: Sequence[port.Completion]

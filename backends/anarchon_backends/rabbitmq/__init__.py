@@ -206,7 +206,7 @@ class RabbitmqStore:
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
         """Nothing is paused or triggered here. Raises `UnsupportedError`."""
         del acts
-        raise UnsupportedError("control", self._capabilities.backend, port.LEASE_BACKENDS)
+        raise UnsupportedError("control", self._capabilities.backend, port.CONTROL_BACKENDS)
 
     # Tokens
 

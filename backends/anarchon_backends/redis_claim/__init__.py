@@ -4,8 +4,9 @@ Atomic here: what is asked of one run is one step of a Lua script (`lua/`), whic
 and its row in history; how a slot is claimed is the strategy's: a key a slot (`script`), an id a
 slot in a stream that takes no older one (`stream-id`), or the server's own table of ids seen
 (`idmp`). No step touches keys of two jobs, or of a job and the namespace. Whose clock decides: the
-server's `TIME`, read inside the script, for slots; there are no leases. What it cannot do: take a
-run over when its runner died, skip or queue runs that overlap, retry, catch up. What it can lose:
+server's `TIME`, read inside the script, for slots; there are no leases. Pause, resume, trigger and
+cancel are decided in the same step. What it cannot do: take a run over when its runner died, skip
+or queue runs that overlap, retry, catch up. What it can lose:
 with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged last.
 Imports the port, the model, what the backends of Redis share and the standard library.
 """
@@ -31,6 +32,8 @@ from anarchon_backends.redis_claim._batches import (
     claim_answer,
     claim_item,
     completion_item,
+    control_answer,
+    control_item,
     look_answer,
     look_item,
     parts_of,
@@ -46,6 +49,7 @@ from anarchon_backends.redis_claim._scripts import scripts_of
 from anarchon_backends.redis_claim._strategies import STRATEGIES, Strategy
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.claim_only import is_news
 from anarchon_server.core.errors import (
     OutcomeUnknown,
     StoreError,
@@ -124,7 +128,8 @@ class RedisClaimStore:
         try:
             await self._ask_namespace("probe")
             for key in self._probe_keys():
-                for script in (self._scripts.runs, self._scripts.definitions):
+                scripts = self._scripts
+                for script in (scripts.runs, scripts.control, scripts.definitions):
                     batch = self._batch({"items": [{"act": "probe"}]})
                     said = json.loads(decode(await self._server.run(script, [key], batch)))
                     self._check_probe(said["answers"][0])
@@ -255,9 +260,11 @@ class RedisClaimStore:
         raise UnsupportedError("catch_up", self.capabilities.backend, port.LEASE_BACKENDS)
 
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
-        """Nothing is paused or triggered here. Raises `UnsupportedError`."""
-        del acts
-        raise UnsupportedError("control", self.capabilities.backend, port.LEASE_BACKENDS)
+        """Pauses, resumes, triggers and cancels, each in one step with the claims of its job."""
+        live = await self._reader.live()
+        items = [control_item(act) for act in acts]
+        now, answers = await self._carry_out(self._scripts.control, items, durable=True, live=live)
+        return self._reply(now, (control_answer(each, now) for each in answers))
 
     async def complete(
         self, completions: Sequence[port.Completion]
@@ -275,9 +282,9 @@ class RedisClaimStore:
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. What it says and asks of runs goes first."""
+        since, news = await self._reader.swept(beat.sweep)
         items = [renewal_item(each) for each in beat.renewals]
-        items += [look_item(job, slot) for job, slot in beat.looks]
-        since = await self._reader.since(beat.sweep)
+        items += [look_item(job, slot) for job, slot in (*beat.looks, *news[: beat.sweep_limit])]
         calls = self._calls(self._scripts.runs, items)
         lives = self._namespace_call(
             "beat", instance=noted_instance(beat.instance), leaving=beat.leaving
@@ -289,11 +296,13 @@ class RedisClaimStore:
         now = moment(int(said["now_us"]))
         if beat.leaving:
             await self._let_go(beat.instance.incarnation, said["dropped"] or (), now.at)
-        renewed = len(beat.renewals)
+        renewed, ours = len(beat.renewals), beat.instance.incarnation
+        seen = [look_answer(each, now) for each in answers[renewed:]]
+        looks, unasked = seen[: len(beat.looks)], seen[len(beat.looks) :]
         answer = port.BeatAnswer(
             renewals=tuple(token_answer(each, now) for each in answers[:renewed]),
-            looks=tuple(look_answer(each, now) for each in answers[renewed:]),
-            unfinished=(),
+            looks=tuple(looks),
+            unfinished=tuple(each for each in unasked if each and is_news(each.run, ours)),
             settled=tuple(since),
             known=said["known"],
             twins=tuple(said["twins"] or ()),

@@ -5,6 +5,8 @@ Imports the port, the rules, the model, the limits, the errors and the standard 
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -44,7 +46,7 @@ def _length(value: object) -> int:
         return len(value)
     if isinstance(value, Mapping):
         return sum(map(_length, value.values())) + 20 * len(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sum(map(_length, value))
     return 16
 
@@ -119,6 +121,34 @@ def release_item(release: port.Release) -> Item:
     }
 
 
+def control_item(act: port.Control) -> Item:
+    """What operators ask, as the script reads it."""
+    match act:
+        case port.Pause():
+            return {"act": "pause", "job": act.job, "reason": act.reason}
+        case port.Resume():
+            assert not act.plans, "a claim-only backend plans nothing"
+            return {
+                "act": "resume",
+                "job": act.job,
+                "paused_at": act.paused_at,
+                "latest_at": act.until,
+                "passed": [dataclasses.asdict(each) for each in act.passed],
+            }
+        case port.TriggerRun():
+            return {
+                "act": "trigger",
+                "job": act.job,
+                "request_id": act.request_id,
+                "payload": base64.b64encode(act.payload).decode(),
+                "slots": act.slots,
+                "latest_at": act.until,
+                "window_ms": act.window_ms,
+            }
+        case port.CancelRun():
+            return {"act": "cancel", "job": act.job, "slot": act.slot, "message": act.message}
+
+
 def registration_items(definitions: Sequence[model.Definition]) -> list[Item]:
     """An item a job, with all definitions of it and, in `places`, where each stands in the batch."""
     by_job = sorted(enumerate(definitions), key=lambda each: each[1].job)
@@ -159,7 +189,9 @@ def claim_answer(answer: Item, now: machine.Moment) -> port.ClaimAnswer:
     """What became of a claim; a record that cannot be read leaves it open."""
     if answer["outcome"] != "broken":
         with suppress(Unreadable):
-            return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), _view_of(answer, now))
+            payload = base64.b64decode(answer.get("payload", ""), validate=True)
+            outcome = port.ClaimOutcome(answer["outcome"])
+            return port.ClaimAnswer(outcome, _view_of(answer, now), payload)
     return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
 
 
@@ -169,6 +201,15 @@ def token_answer(answer: Item, now: machine.Moment) -> port.TokenAnswer:
         with suppress(Unreadable):
             return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), _view_of(answer, now))
     return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
+
+
+def control_answer(answer: Item, now: machine.Moment) -> port.ControlAnswer:
+    """What became of what an operator asked. Raises `OutcomeUnknown` for what somebody spoilt."""
+    if answer["outcome"] == "broken":
+        raise OutcomeUnknown(
+            f"{answer['broken']}: not as Anarchon writes it; this was not done, and the rest was"
+        )
+    return port.ControlAnswer(port.ControlOutcome(answer["outcome"]), _view_of(answer, now))
 
 
 def registrations(item: Item, answer: Item) -> dict[int, port.Registration]:

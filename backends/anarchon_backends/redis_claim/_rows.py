@@ -22,11 +22,14 @@ RUN_FIELDS: Mapping[str, str] = {
     "trigger": "text",
     "reason": "text",
     "ended_at": "number",
+    "slots_covered": "count",
+    "request_id": "text",
     "window_ms": "count",
     "lost": "count",
     "failed": "count",
     "cancel": "text",
     "cancelled_at": "count",
+    "cancel_message": "text",
     "cancel_grace_ms": "count",
     "token": "text",
     "instance_id": "text",
@@ -84,8 +87,11 @@ def _run_of(fields: Fields) -> model.Run:
         window_ms=_count(fields, "window_ms"),
         cancel=model.CancelReason(fields["cancel"]) if fields.get("cancel") else None,
         cancelled_at=_count(fields, "cancelled_at"),
+        cancel_message=fields.get("cancel_message", ""),
         cancel_grace_ms=_count(fields, "cancel_grace_ms"),
+        slots_covered=_count(fields, "slots_covered"),
         ended_at=_number(fields, "ended_at"),
+        request_id=fields.get("request_id", ""),
     )
 
 

@@ -1,21 +1,23 @@
 """The life of a run on a backend without leases: one attempt, which nobody ever takes over.
 
-Imports `machine`, `limits`, `model` and the records of `store`. Each `judge_*` has the signature
-and the duties of its namesake in `machine`. What differs: a slot is claimed once and for all, a
+Imports `machine`, `control`, `limits`, `model` and the records of `store`. Each `judge_*` has the
+duties of its namesake in `machine` or `control`. What differs: a slot is claimed once and for all, a
 token is good until its run has ended, and whatever ends a lease elsewhere ends the run here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from anarchon_server.core import machine
+from anarchon_server.core import control, machine
+from anarchon_server.core.control import ControlVerdict
 from anarchon_server.core.limits import EARLY_MAX
 from anarchon_server.core.machine import ClaimVerdict, JobRecord, Moment, Saved, TokenVerdict
 from anarchon_server.core.model import (
     Attempt,
     AttemptCause,
+    CancelReason,
     Reason,
     Run,
     RunState,
@@ -23,13 +25,17 @@ from anarchon_server.core.model import (
     Trigger,
 )
 from anarchon_server.core.store import (
+    CancelRun,
     Claim,
     ClaimAnswer,
     ClaimOutcome,
     Completion,
+    ControlAnswer,
+    ControlOutcome,
     PrunePolicy,
     Release,
     Renewal,
+    Resume,
     TokenAnswer,
     TokenOutcome,
 )
@@ -52,8 +58,8 @@ def untimely(claim: Claim, at: int, floor: int = -1) -> ClaimOutcome | None:
     return None
 
 
-def won_run(claim: Claim, at: int) -> Run:
-    """The run that a claim won at `at` makes."""
+def won_run(claim: Claim, at: int, waiting: Run | None = None) -> Run:
+    """The run that a claim won at `at` makes, or goes on with where it was `waiting`."""
     attempt = Attempt(
         attempt=1,
         token=claim.token,
@@ -64,11 +70,9 @@ def won_run(claim: Claim, at: int) -> Run:
         state=RunState.CLAIMED,
         claimed_at=at,
     )
-    return Run(
-        claim.job,
-        claim.slot,
-        Trigger.SCHEDULE,
-        RunState.CLAIMED,
+    return replace(
+        waiting or Run(claim.job, claim.slot, Trigger.SCHEDULE, RunState.DUE),
+        state=RunState.CLAIMED,
         current=attempt,
         max_attempts=1,
         window_ms=claim.window_ms,
@@ -89,18 +93,42 @@ def judge_claim(
     run: Run | None,
     others: Iterable[Run] = (),
 ) -> ClaimVerdict:
-    """Decides a first claim (S2, S10, S11). Whatever else of the job runs is no matter (S18)."""
+    """Decides a claim (S2, S10, S11, S29). Whatever else of the job runs is no matter (S18)."""
     del others
     assert not claim.seen_attempt, "nobody takes over on a claim-only backend"
     if run is not None:
+        return _claim_of_a_row(claim, now, job, settled, run)
+    word = untimely(claim, now.at, job.floor)
+    if job.paused_at is not None and word is not ClaimOutcome.EARLY:
+        word = ClaimOutcome.PAUSED
+    if word is None and not claim.may_run:
+        word = ClaimOutcome.UNCHANGED
+    if word is not None:
+        return ClaimVerdict(ClaimAnswer(word), job, settled)
+    return _won(won_run(claim, now.at), now, job, settled)
+
+
+def _claim_of_a_row(
+    claim: Claim, now: Moment, job: JobRecord, settled: int | None, run: Run
+) -> ClaimVerdict:
+    """The repeat of a claim, or the first attempt of a run that was triggered."""
+    if not run.waits:
         word = ClaimOutcome.WON if is_won(claim, run) else ClaimOutcome.LOST
         return ClaimVerdict(ClaimAnswer(word, machine.view(run, now)), job, settled)
-    word_or_none = untimely(claim, now.at, job.floor)
-    if word_or_none is None and not claim.may_run:
-        word_or_none = ClaimOutcome.UNCHANGED
-    if word_or_none is not None:
-        return ClaimVerdict(ClaimAnswer(word_or_none), job, settled)
-    won = won_run(claim, now.at)
+    if run.slot > now.at + EARLY_MAX:  # the clock was set back since it was triggered
+        answer = ClaimAnswer(ClaimOutcome.EARLY, machine.view(run, now))
+        return ClaimVerdict(answer, job, settled)
+    if reason := machine.why_no_other(run, now.at):
+        ended = replace(run, state=RunState.SKIPPED, reason=reason, ended_at=now.at)
+        answer = ClaimAnswer(ClaimOutcome.LOST, machine.view(ended, now))
+        return ClaimVerdict(answer, job, settled, (Saved(ended),))
+    if not claim.may_run:
+        answer = ClaimAnswer(ClaimOutcome.UNCHANGED, machine.view(run, now))
+        return ClaimVerdict(answer, job, settled)
+    return _won(won_run(claim, now.at, run), now, job, settled)
+
+
+def _won(won: Run, now: Moment, job: JobRecord, settled: int | None) -> ClaimVerdict:
     assert won.current is not None
     answer = ClaimAnswer(ClaimOutcome.WON, machine.view(won, now))
     return ClaimVerdict(answer, job, settled, (Saved(won, (won.current,)),))
@@ -163,6 +191,61 @@ def _ended(verdict: TokenVerdict, now: Moment) -> TokenVerdict:
     )
     answer = TokenAnswer(verdict.answer.outcome, machine.view(ended, now))
     return TokenVerdict(answer, replace(saved, run=ended))
+
+
+def is_news(run: Run, incarnation: str) -> bool:
+    """Whether a heartbeat shows the run to an instance that did not ask for it: it waits, or it is
+    the instance's own and somebody asked it to stop.
+    """
+    asked = run.cancel is CancelReason.REQUESTED and not run.state.final
+    return run.waits or (
+        asked and run.current is not None and run.current.incarnation == incarnation
+    )
+
+
+def settled_at(since: int, job: JobRecord) -> int:
+    """Up to where a schedule counts as settled that began at `since`, for a resumption: nothing is
+    planned here, so that only what falls due during the pause is passed over.
+    """
+    return max(since, job.paused_at or 0)
+
+
+def judge_resume(
+    resume: Resume, now: Moment, job: JobRecord, since: Mapping[str, int], taken: Collection[int]
+) -> ControlVerdict:
+    """Ends a pause (S29). The floor rises to the end of the pause: what was passed over is claimed
+    by nobody, and one row says how much that is. `since` is when each schedule in use began.
+    """
+    settled = {schedule_id: settled_at(began, job) for schedule_id, began in since.items()}
+    verdict = control.judge_resume(resume, now, job, settled, taken, ())
+    if verdict.job.paused_at == job.paused_at:
+        return verdict
+    floor = max(job.floor, now.at)
+    return ControlVerdict(verdict.answer, replace(verdict.job, floor=floor), saved=verdict.saved)
+
+
+def judge_cancel(
+    cancel: CancelRun, now: Moment, job: JobRecord, run: Run | None, *, live: bool
+) -> ControlVerdict:
+    """Asks a run to stop (S21a). Its holder learns of it with the next heartbeat; where that is not
+    `live`, as it was not heard of for its lease, the run ends at once.
+    """
+    if run is None or run.current is None or run.state.final:
+        return control.judge_cancel(cancel, now, job, run)
+    holder = run.current
+    if run.cancel is None:
+        run = replace(
+            run,
+            cancel=CancelReason.REQUESTED,
+            cancelled_at=now.lease_at,
+            cancel_message=cancel.message,
+        )
+    saved = Saved(run)
+    if not live:
+        lost = Release(run.job, run.slot, holder.token, holder.incarnation, Reason.RUNNER_LOST)
+        saved = judge_release(lost, now, run).saved or saved
+    answer = ControlAnswer(ControlOutcome.DONE, machine.view(saved.run, now))
+    return ControlVerdict(answer, job, saved=(saved,))
 
 
 def shown(run: Run, now: Moment, attempts: Sequence[Attempt] = (), *, live: bool) -> RunView:

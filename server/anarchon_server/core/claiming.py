@@ -110,6 +110,8 @@ class Claiming:
             self._watched[key] = Sight(0, self._context.now)
             self._wish_for_another(view, self._context.now + view.wait_ms)
             return
+        if not self._context.capabilities.leases:  # it ended while the heartbeat was on its way
+            return
         self._watched[key] = self._sighted(view, self._watched.get(key))
         if not view.takeable:
             self._drop_takeover(key)  # its lease was mended
@@ -410,7 +412,8 @@ class Claiming:
             wish.settled = True
             return
         del self._wishes[key]
-        if answer.outcome is ClaimOutcome.LATE and was_unknown and not leases:
+        refused = answer.outcome in (ClaimOutcome.LATE, ClaimOutcome.PAUSED)
+        if refused and was_unknown and not leases:
             self._release(wish)
         self._learn(wish, answer)
 

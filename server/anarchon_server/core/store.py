@@ -273,7 +273,8 @@ class Beat:
 
     `looks` are single runs (job, slot); `sweep` are jobs, with the schedule each is
     watched under, whose unfinished runs are all wanted, at most `sweep_limit` in all,
-    those whose lease is over first.
+    those whose lease is over first. Without leases only those are wanted that wait, and the
+    instance's own that somebody asked to stop.
     """
 
     instance: Instance
@@ -544,6 +545,9 @@ class OpenOptions:
 
 LEASE_BACKENDS = ("memory", "nats:lease", "postgres", "redis:lease", "sqlite")
 """The backends of ours that keep leases, as people see them."""
+
+CONTROL_BACKENDS = tuple(sorted((*LEASE_BACKENDS, "redis:idmp", "redis:script", "redis:stream-id")))
+"""The backends of ours that have pause, resume, trigger and cancel (S29)."""
 
 CLAIM_ONLY_OVERLAP = frozenset({OverlapPolicy.ALLOW})
 """What a claim-only backend can do about overlapping runs: nothing (S18)."""

@@ -27,7 +27,7 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.limits import CLAIM_BATCH
-from anarchon_server.core.model import Failure, Outcome
+from anarchon_server.core.model import Failure, Outcome, RunState
 from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
@@ -703,8 +703,30 @@ async def test_an_unknown_layout_is_refused_with_what_to_do(on: On) -> None:
         await ask(node, "HSET", store_of(node)._keys.namespace, "schema", future)
         with pytest.raises(StoreUnavailable, match=f"ANARCHONSCHEMA {future}"):
             await node.beat()
-        with pytest.raises(StoreRefused, match=rf"layout '{future}'.*knows '{on.strategy} 1'"):
+        with pytest.raises(StoreRefused, match=rf"layout '{future}'.*knows '{on.strategy} 2'"):
             await cluster.node()
+
+
+@each_strategy
+async def test_the_layout_before_pauses_becomes_the_present_one_when_it_is_touched(on: On) -> None:
+    async with cluster_on(redis.fresh_url(on.kind, on.strategy)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(SLOT)
+        won = await node.win(SLOT)
+        before = f"{on.strategy} 1"
+        namespace = store_of(node)._keys.namespace
+        await ask(node, "HSET", key_of(node), "schema", before)
+        await ask(node, "HSET", namespace, "schema", before)
+        newer = await cluster.node()
+        assert await ask(node, "HGET", namespace, "schema") == f"{on.strategy} 2".encode()
+        assert (await newer.claim(SLOT)).outcome is ClaimOutcome.LOST
+        await node.complete(won)
+        assert await ask(node, "HGET", key_of(node), "schema") == before.encode()
+        await newer.pause()
+        assert await ask(node, "HGET", key_of(node), "schema") == f"{on.strategy} 2".encode()
+        cluster.advance(PERIOD)
+        assert (await node.claim(cluster.now)).outcome is ClaimOutcome.PAUSED
+        assert await newer.ended(SLOT) == (RunState.SUCCESS, "")
 
 
 async def test_s31_twenty_that_open_a_new_namespace_at_once_agree_on_the_store(on: On) -> None:

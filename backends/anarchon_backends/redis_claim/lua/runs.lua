@@ -1,11 +1,19 @@
 -- What is asked of single runs: claims, renewals, looks, results, releases.
 
--- First attempts (S2, S10, S11, `claim_only.judge_claim`) ---------------------------------------
+-- First attempts (S2, S10, S11, S29, `claim_only.judge_claim`) ----------------------------------
 
-local function claimed_by(token, claim)
-  local run = fresh_run(claim.job, claim.slot)
+local function claimed_by(token, claim, waiting)
+  local run = waiting or fresh_run(claim.job, claim.slot)
   run.state, run.token, run.attempt_state = 'claimed', token, 'claimed'
   return run
+end
+
+-- What came with the call that triggered the run.
+local function payload_of(key, run)
+  if run.trigger ~= 'manual' then
+    return nil
+  end
+  return read(key .. ':payloads', 'HGET', key .. ':payloads', text(run.slot)) or nil
 end
 
 -- Of a claim whose run has been pruned from history only the token is known.
@@ -15,12 +23,29 @@ local function lose_to(token, claim)
   return { outcome = 'lost', run = shown(run) }
 end
 
-local function win(claim, key)
-  local run = claimed_by(claim.token, claim)
+local function win(claim, key, waiting)
+  local payload = waiting and payload_of(key, waiting)
+  local run = claimed_by(claim.token, claim, waiting)
   run.instance_id, run.incarnation, run.claimed_at = claim.instance_id, claim.incarnation, NOW
   run.window_ms, run.cancel_grace_ms = claim.window_ms, claim.cancel_grace_ms
   save_run(key, run)
-  return { outcome = 'won', run = shown(run) }
+  return { outcome = 'won', run = shown(run), payload = payload or nil }
+end
+
+-- A run that was triggered is claimed whatever is paused; its row says that nobody has it yet.
+local function claim_waiting(claim, key, run)
+  if run.slot > NOW + EARLY_MAX then -- the clock was set back since
+    return { outcome = 'early', run = shown(run) }
+  end
+  if run.window_ms > 0 and run.slot < NOW - run.window_ms then
+    end_run(run, 'skipped', 'abandoned')
+    save_run(key, run)
+    return { outcome = 'lost', run = shown(run) }
+  end
+  if not claim.may_run then
+    return { outcome = 'unchanged', run = shown(run) }
+  end
+  return win(claim, key, run)
 end
 
 -- A newer slot has been claimed: this one can never be. `run` is its row, where it was said before.
@@ -37,11 +62,23 @@ function acts.claim(claim, key)
   local run = load_run(key, claim.job, claim.slot)
   if run and run.token ~= '' then
     local ours = run.token == claim.token and not FINAL[run.state]
-    return { outcome = ours and 'won' or 'lost', run = shown(run) }
+    return {
+      outcome = ours and 'won' or 'lost', run = shown(run), payload = ours and payload_of(key, run) or nil,
+    }
   end
-  local floor = number(key, read(key, 'HGET', key, 'floor'), -1)
+  if run and WAITS[run.state] then
+    return claim_waiting(claim, key, run)
+  end
+  if run and run.reason ~= 'missed' then
+    return { outcome = 'lost', run = shown(run) }
+  end
+  local job = read(key, 'HMGET', key, 'floor', 'paused_at')
+  local floor = number(key, job[1], -1)
   if claim.slot > NOW + EARLY_MAX then
     return { outcome = 'early' }
+  end
+  if job[2] then
+    return { outcome = 'paused' }
   end
   if claim.slot <= floor or claim.slot < NOW - claim.start_deadline_ms then
     return { outcome = 'late' }
@@ -67,10 +104,6 @@ local function is_good(run)
     return false
   end
   return run.cancel == '' or math.abs(NOW - run.cancelled_at) <= run.cancel_grace_ms
-end
-
-local function end_run(run, state, reason)
-  run.state, run.reason, run.ended_at = state, reason, NOW
 end
 
 -- `claim_only.judge_renewal`.
@@ -113,18 +146,6 @@ local function agrees(outcome, run)
     return run.attempt_state == 'failed' and run.failure == outcome.failure
   end
   return run.attempt_state == 'success' and run.result == outcome.result
-end
-
--- The attempt is over without a result, and the run with it: nobody takes over.
-local function give_up(run, reason)
-  run.attempt_state, run.attempt_reason, run.attempt_ended_at = 'interrupted', reason, NOW
-  run.lost = reason == 'runner_lost' and 1 or 0
-  if run.cancel ~= '' then
-    run.attempt_state, run.attempt_reason = 'failed', CANCELLED_AS[run.cancel]
-    end_run(run, 'failed', run.attempt_reason)
-  else
-    end_run(run, 'failed', reason == 'not_accepted' and 'not_accepted' or 'runner_lost')
-  end
 end
 
 local function record(run, outcome)
@@ -191,6 +212,7 @@ function acts.probe(_, key)
   redis.call('HSET', probe, 'a', '1')
   redis.call('HGET', probe, 'a')
   redis.call('HMGET', probe, 'a')
+  redis.call('HDEL', probe, 'a')
   redis.call('DEL', probe)
   redis.call('ZADD', probe, 1, 'a')
   redis.call('DEL', probe)

@@ -29,9 +29,12 @@ from anarchon_server.core.model import (
 from anarchon_server.core.policy import resolve
 from anarchon_server.core.store import (
     CLAIM_ONLY_OVERLAP,
+    CancelRun,
     Capabilities,
     ClaimAnswer,
     ClaimOutcome,
+    Pause,
+    TriggerRun,
 )
 from tests.unit.server.core.driver import (
     START,
@@ -41,6 +44,7 @@ from tests.unit.server.core.driver import (
     current,
     every,
     holder,
+    ran,
 )
 
 SLOT = 10_000
@@ -97,6 +101,57 @@ def test_s19_a_loser_is_nobodys_backup() -> None:
     assert world.run(SLOT).run.attempt == 1
     assert all(claim.seen_attempt == 0 for claim in backup.claims)
     assert all(not beat.looks for beat in backup.beats)
+
+
+# --- What operators ask (S29) -------------------------------------------------------------
+
+
+def test_s29_a_triggered_run_is_run_with_the_next_heartbeat() -> None:
+    world, _, client = lone(lasts_ms=100)
+    Sidecar(world, "b").ready_client(lasts_ms=100)
+    world.run_until(SLOT + 1_001)
+    act = TriggerRun("sync", "r-1", b"x", (), world.store_at + 1_000, OverlapPolicy.ALLOW, DAY)
+    (answer,) = ran(world.store.control([act])).answers
+    assert answer.run is not None
+    slot = answer.run.run.slot - START
+    world.run_for(6_000)
+    assert current(world.run(slot)) == DONE
+    assert [each.payload for each in client.assigned if each.slot == slot + START] in ([], [b"x"])
+
+
+def test_s21a_a_cancel_reaches_its_holder_with_the_next_heartbeat() -> None:
+    world, sidecar, client = running(lasts_ms=None)
+    ran(world.store.control([CancelRun("sync", START + SLOT, "by hand")]))
+    world.run_for(6_000)
+    assert client.reasons() == [CancelReason.REQUESTED]
+    client.complete(client.assigned[0].token, stopped=CancelReason.REQUESTED)
+    world.run_for(100)
+    assert current(world.run(SLOT)) == (1, "failed", "cancelled")
+    assert not sidecar.called(Method.SETTLE)
+
+
+def test_s29_an_unknown_claim_that_meets_a_pause_is_given_back() -> None:
+    """What was sent before may be on its way, and win when the job is resumed."""
+    world, sidecar, _ = lone(lasts_ms=100)
+    at_slot(world, sidecar)
+    sidecar.fail(Method.CLAIM, unknown=True)
+    ran(world.store.control([Pause("sync")]))
+    world.run_for(5_000)
+    assert sidecar.called(Method.RELEASE)
+    assert world.slots() == []
+
+
+def test_a_run_that_ended_while_the_heartbeat_was_on_its_way_is_nobodys_business() -> None:
+    world, sidecar, client = running(lasts_ms=None)
+    ran(world.store.control([CancelRun("sync", START + SLOT)]))
+    beat = sidecar.wait_for(Method.BEAT)
+    shown = sidecar.execute(beat)
+    client.complete(client.assigned[0].token)
+    sidecar.answer(Method.COMPLETE)
+    sidecar.reply(beat, shown)
+    world.run_for(6_000)
+    assert client.reasons() == []
+    assert current(world.run(SLOT)) == (1, "failed", "cancelled")
 
 
 def test_s20_nothing_is_ever_planned() -> None:
