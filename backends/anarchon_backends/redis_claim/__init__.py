@@ -36,11 +36,14 @@ from anarchon_backends.redis_claim._batches import (
     control_item,
     look_answer,
     look_item,
+    news_answer,
     parts_of,
     registration_items,
     registrations,
     release_item,
     renewal_item,
+    since_answer,
+    sweep_item,
     token_answer,
 )
 from anarchon_backends.redis_claim._reading import Keys, Reader
@@ -228,7 +231,8 @@ class RedisClaimStore:
         **batch: object,
     ) -> tuple[machine.Moment, list[Item]]:
         """Carries out a batch in one round trip (in a cluster one to each node): the store's time,
-        and an answer an item. Raises where a call was not answered; not `whole`: where none was.
+        and an answer an item. Raises where a call was not answered; not `whole`: where none was,
+        and what was not answered is "unknown".
         """
         if durable and (self._address.replicas or self._address.fsync):
             batch["durable"] = True
@@ -277,37 +281,30 @@ class RedisClaimStore:
         return await self._tokens([release_item(each) for each in releases])
 
     async def _tokens(self, items: Sequence[Item]) -> port.Reply[port.TokenAnswer]:
-        now, answers = await self._carry_out(self._scripts.runs, items, durable=True)
+        now, answers = await self._carry_out(self._scripts.runs, items, durable=True, whole=False)
         return self._reply(now, (token_answer(each, now) for each in answers))
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. What it says and asks of runs goes first."""
-        since, news = await self._reader.swept(beat.sweep)
         items = [renewal_item(each) for each in beat.renewals]
-        items += [look_item(job, slot) for job, slot in (*beat.looks, *news[: beat.sweep_limit])]
+        items += [look_item(job, slot) for job, slot in beat.looks]
+        items += [sweep_item(job, schedule_id) for job, schedule_id in beat.sweep]
         calls = self._calls(self._scripts.runs, items)
         lives = self._namespace_call(
             "beat", instance=noted_instance(beat.instance), leaving=beat.leaving
         )
-        told = await self._server.run_each([*(call for _, call in calls), lives])
-        _raise_failures(told)
-        _, answers = _answers([count for count, _ in calls], told[:-1])
-        said = self._namespace_said(told[-1])
-        now = moment(int(said["now_us"]))
+        asked = [*(call for _, call in calls), lives]
+        told = await self._server.run_each(asked, within_s=beat.within_ms / 1_000)
+        if beat.leaving or all(isinstance(each, StoreError) for each in told):
+            _raise_failures(told)
+        now, answers = _answers([count for count, _ in calls], told[:-1])
+        about_us: dict[str, Any] = {"known": True, "twins": ()}
+        if not isinstance(told[-1], StoreError):
+            about_us = self._namespace_said(told[-1])
+            now = moment(int(about_us["now_us"]))
         if beat.leaving:
-            await self._let_go(beat.instance.incarnation, said["dropped"] or (), now.at)
-        renewed, ours = len(beat.renewals), beat.instance.incarnation
-        seen = [look_answer(each, now) for each in answers[renewed:]]
-        looks, unasked = seen[: len(beat.looks)], seen[len(beat.looks) :]
-        answer = port.BeatAnswer(
-            renewals=tuple(token_answer(each, now) for each in answers[:renewed]),
-            looks=tuple(looks),
-            unfinished=tuple(each for each in unasked if each and is_news(each.run, ours)),
-            settled=tuple(since),
-            known=said["known"],
-            twins=tuple(said["twins"] or ()),
-        )
-        return self._reply(now, [answer])
+            await self._let_go(beat.instance.incarnation, about_us["dropped"] or (), now.at)
+        return self._reply(now, [_beat_answer(beat, items, answers, now, about_us)])
 
     # Registration
 
@@ -419,6 +416,29 @@ class RedisClaimStore:
             yield
 
 
+def _beat_answer(
+    beat: port.Beat,
+    items: Sequence[Item],
+    answers: Sequence[Item],
+    now: machine.Moment,
+    about_us: Mapping[str, Any],
+) -> port.BeatAnswer:
+    """What became of a heartbeat of such items: renewals, looks, then sweeps."""
+    renewed, looked = len(beat.renewals), len(beat.renewals) + len(beat.looks)
+    swept, ours = answers[looked:], beat.instance.incarnation
+    news = [seen for each in swept for seen in news_answer(each, now) if is_news(seen.run, ours)]
+    pairs = zip(items, answers, strict=True)
+    return port.BeatAnswer(
+        renewals=tuple(token_answer(each, now) for each in answers[:renewed]),
+        looks=tuple(look_answer(each, now) for each in answers[renewed:looked]),
+        unfinished=tuple(news[: beat.sweep_limit]),
+        settled=tuple(since_answer(each) for each in swept),
+        known=about_us["known"],
+        twins=tuple(about_us["twins"] or ()),
+        unheard=frozenset(item["job"] for item, each in pairs if each.get("outcome") == "unknown"),
+    )
+
+
 def _said(answer: Answer) -> dict[str, Any]:
     assert not isinstance(answer, StoreError), "failures were raised before"
     said: dict[str, Any] = json.loads(decode(answer))
@@ -444,7 +464,7 @@ def _answers(counts: Sequence[int], told: Sequence[Answer]) -> tuple[machine.Mom
     now_us = 0
     for count, answer in zip(counts, told, strict=True):
         if isinstance(answer, StoreError):
-            answers += [{"outcome": "broken"}] * count
+            answers += [{"outcome": "unknown"}] * count
         else:
             said = _said(answer)
             now_us = max(now_us, int(said["now_us"]))

@@ -91,6 +91,11 @@ def look_item(job: str, slot: int) -> Item:
     return {"act": "look", "job": job, "slot": slot}
 
 
+def sweep_item(job: str, schedule_id: str) -> Item:
+    """A look at a job as the script reads it: when its schedule began, which runs are news."""
+    return {"act": "sweep", "job": job, "schedule_id": schedule_id}
+
+
 def completion_item(completion: port.Completion) -> Item:
     """A result as the script reads it."""
     outcome = completion.outcome
@@ -183,6 +188,18 @@ def look_answer(answer: Item, now: machine.Moment) -> model.RunView | None:
     with suppress(Unreadable):
         return _view_of(answer, now)
     return None
+
+
+def since_answer(answer: Item) -> int | None:
+    """When the schedule that was swept began; None: it is not known."""
+    since = answer.get("since")
+    return int(since) if since else None
+
+
+def news_answer(answer: Item, now: machine.Moment) -> list[model.RunView]:
+    """The runs of the job that was swept that wait, or were asked to stop."""
+    seen = [look_answer({"run": each}, now) for each in answer.get("runs") or ()]
+    return [each for each in seen if each is not None]
 
 
 def claim_answer(answer: Item, now: machine.Moment) -> port.ClaimAnswer:

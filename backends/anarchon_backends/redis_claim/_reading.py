@@ -89,27 +89,6 @@ class Reader:
         lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
         return now, lately
 
-    async def swept(
-        self, schedules: Sequence[tuple[str, str]]
-    ) -> tuple[list[int | None], list[tuple[str, int]]]:
-        """When the present stretch of each (job, schedule) began (None: it is not known), and
-        where runs of the jobs are that wait, or were asked to stop.
-        """
-        if not schedules:
-            return [], []
-        commands: list[Command] = [
-            ["HMGET", self._keys.job(job), f"since:{schedule}", "news"]
-            for job, schedule in schedules
-        ]
-        _, found = await self._read(*commands)
-        since = [None if began is None else int(began) for began, _ in found]
-        news = {
-            (job, int(slot)): None
-            for (job, _), (_, slots) in zip(schedules, found, strict=True)
-            for slot in decode(slots or b"").split()
-        }
-        return since, list(news)
-
     async def live(self) -> dict[str, bool]:
         """The instances that live, by incarnation."""
         now, (noted,) = await self._read(["HGETALL", self._keys.instances])

@@ -140,6 +140,7 @@ class _Result:
     completion: Completion
     since: int
     kept_ms: int
+    not_before: int = 0
     waiters: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -435,6 +436,9 @@ class Holding:
         hold = self._holds.get(renewal.token)
         if hold is None:
             return
+        if answer.outcome is TokenOutcome.UNKNOWN:
+            self.not_renewed([renewal])
+            return
         if answer.outcome is not TokenOutcome.RENEWED:
             self._not_good(hold, answer.run)
             return
@@ -682,16 +686,21 @@ class Holding:
         context = self._context
         if not self._results or not context.lanes.free(Lane.COMPLETE, context.now):
             return
-        batch = tuple(self._results.values())[: limits.RESULTS_MAX]
+        due = [each for each in self._results.values() if each.not_before <= context.now]
+        batch = tuple(due[: limits.RESULTS_MAX])
+        if not batch:
+            return
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for result, answer in zip(batch, reply.answers, strict=True):
-                self._recorded(result, answer)
+                if answer.outcome is not TokenOutcome.UNKNOWN:
+                    self._recorded(result, answer)
+                elif not self._is_over(result):
+                    result.not_before = self._ask_again_at("result", result.completion.token)
 
         def failed(_: bool) -> None:
             for result in batch:
-                if result.since + result.kept_ms < context.now:
-                    self._give_up_result(result)
+                self._is_over(result)
 
         completions = tuple(result.completion for result in batch)
         context.out.append(
@@ -699,6 +708,19 @@ class Holding:
                 Lane.COMPLETE, Method.COMPLETE, (completions,), context.now, replied, failed
             )
         )
+
+    def _is_over(self, result: _Result) -> bool:
+        """Gives up a result that the store has not taken for as long as it is kept."""
+        if result.since + result.kept_ms >= self._context.now:
+            return False
+        self._give_up_result(result)
+        return True
+
+    def _ask_again_at(self, kind: str, token: str) -> int:
+        """When to send again what a part of the store has not answered, while others have (S27)."""
+        again_at = self._context.now + limits.RETRY_MAX
+        self._context.timers.set((kind, token), again_at)
+        return again_at
 
     def _recorded(self, result: _Result, answer: TokenAnswer) -> None:
         token = result.completion.token
@@ -839,6 +861,10 @@ class Holding:
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for release, answer in zip(batch, reply.answers, strict=True):
+                if answer.outcome is TokenOutcome.UNKNOWN:
+                    pending = self._releases[release.token]
+                    pending.not_before = self._ask_again_at("release", release.token)
+                    continue
                 unknown = answer.outcome is TokenOutcome.UNKNOWN_TOKEN
                 if unknown and self._may_be_on_its_way(self._releases[release.token]):
                     continue

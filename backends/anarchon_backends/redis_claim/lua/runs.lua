@@ -134,6 +134,15 @@ function acts.look(looked, key)
   return { run = shown(load_run(key, looked.job, looked.slot)) }
 end
 
+-- When the schedule began, and the job's runs that are news.
+function acts.sweep(swept, key)
+  local runs = {}
+  for _, slot in ipairs(news_of(key)) do
+    runs[#runs + 1] = shown(unless_broken(load_run, key, swept.job, tonumber(slot)))
+  end
+  return { since = read(key, 'HGET', key, 'since:' .. swept.schedule_id) or nil, runs = runs }
+end
+
 -- Whether the attempt ended as the outcome says.
 local function agrees(outcome, run)
   if outcome.stopped == 'shutdown' then
