@@ -16,6 +16,13 @@ PYTEST ?=
 
 .DEFAULT_GOAL := help
 
+# The clients in other languages: each has targets check-, test- and proto- of its own in
+# client/LANGUAGE/LANGUAGE.mk, and is left out, loudly, where its toolchain is not installed.
+LANGUAGES := go node java
+TOOL_go := go
+TOOL_node := npm
+TOOL_java := mvn
+
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,7 +32,7 @@ demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in u
 	$(BIN)/anarchon demo $(DEMO)
 
 .PHONY: test
-test: $(VENV)/.installed-dev ## Run every test; core must be covered to its last branch
+test: $(VENV)/.installed-dev $(LANGUAGES:%=test-%-if-there) ## Run every test; core must be covered to its last branch
 	tests/servers/install
 ifeq ($(TESTS)$(PYTEST),tests)
 	$(BIN)/pytest tests --cov --cov-report=
@@ -35,7 +42,7 @@ else # part of a suite cannot cover the whole core
 endif
 
 .PHONY: check
-check: lint types imports proto-check ## Everything that can be checked without running it
+check: lint types imports proto-check $(LANGUAGES:%=check-%-if-there) ## Everything that can be checked without running it
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Format and lint, as rules
@@ -65,6 +72,7 @@ slots: $(VENV)/.installed-dev ## Slots against their oracle, with ANARCHON_SLOT_
 docs: $(VENV)/.installed-dev ## Write anew what the pages show of the tests
 	$(BIN)/python tests/docs/rules.py
 	$(BIN)/python -m tests.docs.guarantees
+	$(BIN)/python -m tests.docs.conformance
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Measure how fast slots are computed, and what a run costs on each store
@@ -88,9 +96,26 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache \
-		.hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules client/go/.build \
+		client/node/node_modules client/node/.build client/node/dist client/java/target \
+		build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ── Other languages ─────────────────────────────────────────────────────────────────────────────
+
+include $(foreach language,$(LANGUAGES),client/$(language)/$(language).mk)
+
+# The tools of the protocol, which node.mk by itself takes from the PATH.
+check-node proto-node: $(VENV)/.installed-dev
+
+# Under CI=true nothing is left out.
+%-if-there:
+	@if command -v $(TOOL_$(lastword $(subst -, ,$*))) >/dev/null; then \
+		$(MAKE) --no-print-directory $*; \
+	else \
+		echo "!! $* is left out: '$(TOOL_$(lastword $(subst -, ,$*)))' is not on this machine" >&2; \
+		test "$$CI" != true; \
+	fi
 
 # ── Environments ────────────────────────────────────────────────────────────────────────────────
 

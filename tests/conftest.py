@@ -1,55 +1,67 @@
-"""What every test shares: a closing word on the stores that could not be had.
+"""What every test shares: a closing word on the stores and toolchains that could not be had.
 
 A test that needs a store which is not on this machine skips with a reason that begins with
-`no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`. Each such
-reason is listed once at the end, so that a green run never hides what it did not try. Where `CI` is
-`true` every store must be there, and such a skip is a failure; but for those in `MAY_BE_MISSING`.
+`no store:` and names it, as in `no store: redis: nothing listens on 127.0.0.1:6379`; one that needs
+another program, or another language's tools, with `no toolchain:`, as in `no toolchain: go: go is not
+on PATH`. Each such reason is listed once at the end, so that a green run never hides what it did not
+try. Where `CI` is `true` all must be there, and such a skip is a failure; but for those in
+`MAY_BE_MISSING`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
 
 import pytest
 
-NO_STORE = "no store:"
+# What a skip's reason begins with -> what is missing then.
+KINDS = {"no store:": "store", "no toolchain:": "toolchain"}
 
 MAY_BE_MISSING = {"redis8": "no system has a package of it: the strategy idmp is not tested here"}
 """Stores that even CI may lack, and what that leaves untested."""
 
 
-def must_be_there(store: str) -> bool:
+def pytest_configure() -> None:
+    """Let programs that the tests start be stopped by SIGINT: in a shell's background it is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def must_be_there(name: str) -> bool:
     """Whether the run fails without it."""
-    return os.environ.get("CI") == "true" and store not in MAY_BE_MISSING
+    return os.environ.get("CI") == "true" and name not in MAY_BE_MISSING
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A store that could not be had: its name, and why."""
+    """A store or a toolchain that could not be had: its name, and why."""
 
-    store: str
+    kind: str
+    name: str
     why: str
 
     def __str__(self) -> str:
-        leaves = MAY_BE_MISSING.get(self.store)
-        return f"{self.store}: {self.why}" + (f" ({leaves})" if leaves else "")
+        leaves = MAY_BE_MISSING.get(self.name)
+        return f"{self.name}: {self.why}" + (f" ({leaves})" if leaves else "")
 
 
 def missing_in(reason: str) -> Missing | None:
-    """The store that a skip's reason names, if it names one."""
+    """The store or the toolchain that a skip's reason names, if it names one."""
     said = reason.removeprefix("Skipped: ").removeprefix("Failed: ")
-    if not said.startswith(NO_STORE):
-        return None
-    store, _, why = said.removeprefix(NO_STORE).partition(":")
-    return Missing(store.strip(), " ".join(why.split()))
+    for prefix, kind in KINDS.items():
+        if said.startswith(prefix):
+            name, _, why = said.removeprefix(prefix).partition(":")
+            return Missing(kind, name.strip(), " ".join(why.split()))
+    return None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Makes a failure of a skip for a store that must be there."""
+    """Makes a failure of a skip for what must be there."""
     report = yield
     _hold_to_it(report)
     return report
@@ -65,24 +77,27 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 def _hold_to_it(report: pytest.TestReport | pytest.CollectReport) -> None:
     missing = missing_in(reason_of(report)) if report.skipped else None
-    if missing is not None and must_be_there(missing.store):
+    if missing is not None and must_be_there(missing.name):
         report.outcome = "failed"
-        report.longrepr = f"{NO_STORE} {missing}"
+        report.longrepr = f"no {missing.kind}: {missing}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists the stores that could not be had, or says that none was missing."""
+    """Lists what could not be had, or says that nothing was missing."""
     counts: Counter[Missing] = Counter()
     for kind in ("skipped", "failed", "error"):
         for report in terminalreporter.stats.get(kind, []):
             if missing := missing_in(reason_of(report)):
                 counts[missing] += 1
-    terminalreporter.section("stores")
-    for missing, tests in sorted(counts.items(), key=lambda item: str(item[0])):
-        became = "failed" if must_be_there(missing.store) else "skipped"
-        terminalreporter.line(f"could not be had: {missing} ({tests} tests {became})", yellow=True)
-    if not counts:
-        terminalreporter.line("every store that these tests ask for was there")
+    for kind in dict.fromkeys(KINDS.values()):
+        terminalreporter.section(f"{kind}s")
+        of_kind = [(missing, tests) for missing, tests in counts.items() if missing.kind == kind]
+        for missing, tests in sorted(of_kind, key=lambda item: str(item[0])):
+            became = "failed" if must_be_there(missing.name) else "skipped"
+            said = f"could not be had: {missing} ({tests} tests {became})"
+            terminalreporter.line(said, yellow=True)
+        if not of_kind:
+            terminalreporter.line(f"every {kind} that these tests ask for was there")
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -551,9 +551,10 @@ class MemoryStore:
             return claim_only.prunable(runs, now, policy)
         if unused:
             return [run for run in runs if run.state.final]
-        used = {space.job(name).definition_id, *(h.definition_id for h in space.held(now, name))}
+        live = {hold.definition_id for hold in space.held(now, name)}
+        used = machine.in_use(space.job(name), space.kept[name].values(), live)
         settled = {key[1]: s.settled for key, s in space.schedules.items() if key[0] == name}
-        bound = machine.prune_bound(now, [space.kept[name][each] for each in used], settled)
+        bound = machine.prune_bound(now, used, settled)
         beyond = len(runs) - policy.history_max
         oldest = now.at - policy.history_ms
         return [

@@ -573,7 +573,7 @@ class Reference:
 
     def prune(self, most: int) -> int:
         """Deletes final runs beyond the newest `most`."""
-        used = {self.current, *(d for holder in self.live() for d in holder.holds)} - {""}
+        used = {d for holder in self.live() for d in holder.holds} or {self.current} - {""}
         bound = self.now
         for name in used:
             schedule, window = self.definitions[name]

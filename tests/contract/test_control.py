@@ -473,6 +473,28 @@ async def test_s29_with_cancel_the_other_is_asked_to_stop(cluster: Cluster, one:
     await one.win(made.run.slot, overlap=OverlapPolicy.CANCEL)
 
 
+async def test_s18_with_cancel_what_starts_from_the_queue_is_not_superseded_by_what_waited_with_it(
+    cluster: Cluster, one: Node
+) -> None:
+    """Each asks to stop what it finds when it comes; runs that wait are not in one another's way."""
+    policy: dict[str, Any] = {"overlap": OverlapPolicy.CANCEL}
+    cluster.advance_to(SLOT)
+    running = await one.win(SLOT)
+    cluster.advance(SECOND)
+    older, newer = [await one.triggered(f"r-{n}", **policy) for n in range(2)]
+    assert (newer.run.state, newer.run.blocking_slot) == (RunState.DUE, SLOT)
+    await one.complete(running, Outcome(stopped=CancelReason.SUPERSEDED))
+    started = await one.win(older.run.slot, **policy)
+    assert (await one.claim(newer.run.slot, **policy)).outcome is ClaimOutcome.QUEUED
+    assert (await one.seen(older.run.slot)).run.cancel is None
+    ending = await one.complete(started)
+    assert ending.due is not None
+    assert ending.due.run.slot == newer.run.slot
+    await one.win(newer.run.slot, **policy)
+    await one.triggered("r-2", **policy)
+    assert (await one.seen(newer.run.slot)).run.cancel is CancelReason.SUPERSEDED, "what comes does"
+
+
 async def test_s29_with_cancel_what_nobody_holds_ends_at_once(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(SLOT)
     await one.release(await one.win(SLOT))

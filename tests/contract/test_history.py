@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from anarchon_backends.nats_lease import _reading as nats_reading
+from anarchon_backends.redis_lease import _reading as redis_reading
 from anarchon_server.core.model import (
     AttemptCause,
     Failure,
@@ -11,6 +15,7 @@ from anarchon_server.core.model import (
     OverlapPolicy,
     RunState,
 )
+from anarchon_server.core.store import RunQuery
 from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 
@@ -158,3 +163,31 @@ async def test_s30_runs_are_found_by_any_instance_that_attempted_them(
     for label in ("host:1", "host:2"):
         assert await slots(first, instance_id=label) == [("job", 10)]
     assert await slots(first, instance_id="host:3") == []
+
+
+async def test_s30_a_page_of_which_few_runs_are_wanted_may_end_early_and_says_where(
+    cluster: Cluster, one: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reading in (redis_reading, nats_reading):
+        monkeypatch.setattr(reading, "LOOKED_MAX", 2)
+    monkeypatch.setattr(redis_reading, "_STEP", 2)
+    monkeypatch.setattr(nats_reading, "_CHUNK", 2)
+    for number in range(1, 8):
+        cluster.advance_to(T0 + number * PERIOD)
+        failure = Failure("E") if number in (1, 2) else None
+        await one.complete(await one.win(cluster.now), Outcome(failure=failure))
+    query = RunQuery(states=frozenset({RunState.FAILED}), limit=1)
+    found: list[int] = []
+    pages = 0
+    while True:
+        reply = await one.store.runs(query)
+        found += [seen.run.slot - T0 for seen in reply.answers]
+        pages += 1
+        after = reply.looked_to
+        if reply.answers:
+            after = (reply.answers[-1].run.slot, reply.answers[-1].run.job)
+        if after is None:
+            break
+        query = replace(query, after=after)
+    assert found == [2 * PERIOD, PERIOD]
+    assert pages <= 6

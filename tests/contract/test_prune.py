@@ -221,6 +221,36 @@ async def test_s28_an_old_definition_goes_while_the_job_lives_on(
     assert await names(one) == ["job"]
 
 
+async def test_s30_a_schedule_that_was_rolled_back_does_not_keep_the_history(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """It is the current one for as long as it is kept, and nobody settles its slots any more."""
+    old, new = two
+    await old.register(SHORT_WINDOW)
+    await new.register(definition(period=5 * SECOND, window=60 * SECOND))
+    await new.beat(leaving=True)
+    for n in range(1, 21):
+        cluster.advance_to(T0 + n * PERIOD)
+        await old.complete(await old.win(T0 + n * PERIOD))
+        await old.beat()
+    assert await old.prune(history_max=5) == 14, "no slot of the last 60 s: the window"
+
+
+async def test_s02_a_schedule_that_nobody_holds_for_now_keeps_what_it_has_not_settled(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """All instances of the job are down, and one of another job prunes."""
+    holder, other = two
+    await other.register(definition("other"))
+    await holder.register(SHORT_WINDOW)
+    cluster.advance_to(T0 + 2 * PERIOD)
+    await holder.complete(await holder.win(T0 + 2 * PERIOD))
+    await holder.beat(leaving=True)
+    cluster.advance(HOUR)
+    await other.beat()
+    assert await other.prune(history_max=0) == 0, "10 is neither claimed nor planned"
+
+
 async def test_s28_where_the_current_definition_goes_the_one_held_last_follows(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

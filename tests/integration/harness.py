@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -21,18 +20,12 @@ from typing import Any
 from anarchon import SidecarUnavailableError
 from anarchon.admin import AdminClient
 from anarchon.v1 import run_pb2
+from tests.servers.ports import free_port
 
 APPLICATION = Path(__file__).with_name("application.py")
 WAIT_S = 30.0
 ASK_AGAIN_S = 0.1
 Event = dict[str, Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Process:

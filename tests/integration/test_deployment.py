@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 import yaml
 
-from tests.integration.harness import free_port
+from tests.servers.ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ANARCHON = str(Path(sys.executable).with_name("anarchon"))

@@ -25,6 +25,7 @@ from anarchon_server.core.store import OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import BACKENDS, CLAIM_ONLY
 from tests.servers import redis
+from tests.servers.ports import free_port
 
 STORES = {
     name: factory
@@ -71,6 +72,7 @@ def test_a_store_that_serves_is_shown_with_what_holds(
     assert re.search(rf"(?m)^namespace +{store}$", shown)
     dies = "yes: a run whose instance dies is taken over" if store in BACKENDS else "no: "
     assert re.search(rf"(?m)^leases +{dies}", shown)
+    assert re.search(r"(?m)^verified .*this look has made it, if it was not there", shown)
     assert re.search(rf"(?m)^verified +{HOLDS}", shown)
     assert re.search(r"(?m)^verified +a claim takes [\d.]+ ms$", shown)
     assert re.search(
@@ -166,7 +168,7 @@ def test_a_server_that_would_throw_claims_away_is_fatal(
 def test_a_store_that_is_away_is_fatal_and_no_password_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url = f"redis://anarchon:hunter22@127.0.0.1:{redis.free_port()}/0"
+    url = f"redis://anarchon:hunter22@127.0.0.1:{free_port()}/0"
     assert cli.main(["doctor", "--store", url]) == FAILED
     out, err = capsys.readouterr()
     assert re.search(r"(?m)^fatal +it could not be reached: .*\n +fix: see that it runs", out)

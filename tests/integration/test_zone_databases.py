@@ -16,7 +16,8 @@ import tzdata
 
 from anarchon import AnarchonClient, Cron, Job
 from anarchon.admin import AdminClient
-from tests.integration.harness import WAIT_S, free_port
+from tests.integration.harness import WAIT_S
+from tests.servers.ports import free_port
 
 ELSEWHERE = "2025z"
 

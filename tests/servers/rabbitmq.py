@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Self
+from typing import NoReturn, Self
 
 import pytest
 
 from anarchon_backends.rabbitmq import RabbitmqStore
 from anarchon_backends.rabbitmq._address import address_of
 from anarchon_server.core.store import OpenOptions
+from tests.servers.ports import free_ports
 
 KINDS = ("rabbitmq", "rabbitmq4", "rabbitmq-new")
 VHOST = "anarchon"
@@ -55,17 +56,6 @@ def programs(kind: str) -> tuple[Path, Path]:
             source = f"tests/servers/install-rabbitmq {_PLACES[kind].name}"
         raise Missing(f"no RabbitMQ in {lib} ({source})")
     return scripts, erlang
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def is_listening(port: int) -> bool:
@@ -196,6 +186,10 @@ class Broker:
         self.ctl("start_app")
         return self
 
+    def freeze(self) -> None:
+        """Stops it in the middle of whatever it does, for good: only `kill` comes after this."""
+        self.processes[-1].send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """Ends it at once, as `kill -9` does. Nodes beside it do without a port mapper then."""
         for process in self.processes:
@@ -258,7 +252,7 @@ def private(kind: str, *settings: str) -> Broker:
     return Broker(kind, settings)
 
 
-def not_there(kind: str, why: str) -> Any:
+def not_there(kind: str, why: str) -> NoReturn:
     """Skips, and where every store must be there fails: Debian's newest may be in the making."""
     if os.environ.get("CI", "").lower() in ("1", "true") and kind != "rabbitmq-new":
         pytest.fail(f"no store: {kind}: {why}")

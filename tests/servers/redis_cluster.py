@@ -16,6 +16,7 @@ from typing import Self
 from redis.crc import key_slot
 
 from tests.servers import redis
+from tests.servers.ports import free_port
 
 MASTERS = 3
 _SLOTS = 16_384
@@ -63,7 +64,7 @@ class RedisCluster:
         """Starts one more node, which knows no other yet."""
         node = redis.private(self.kind, *self.settings)
         node.settings = (
-            *("--cluster-enabled", "yes", "--cluster-port", str(redis.free_port())),
+            *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
             *("--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0"),
             *self.settings,
         )

@@ -488,6 +488,18 @@ def test_s18_a_slot_whose_way_a_retry_blocks_supersedes_it_and_runs_at_once() ->
         assert story.saved(slot)[0].state == "claimed", "nothing is left for it to wait for"
 
 
+def test_s18_of_two_triggered_runs_that_waited_together_the_newer_lets_the_older_end() -> None:
+    stubborn = lasting(8_000, ignores=1.0)
+    story = Story(superseding(30_000, stubborn, cancel_grace_ms=5_000), hosts=3, end_at=58_000)
+    story.at(31_000, lambda: story.world.trigger("job", "one"))
+    story.at(32_000, lambda: story.world.trigger("job", "two"))
+    story.play()
+    assert story.end_of(30_000)[:2] == ("failed", "superseded")
+    older, newer = (slot for slot in sorted(story.ends()) if slot % 30_000)
+    assert [story.end_of(slot)[0] for slot in (older, newer)] == ["success"] * 2
+    assert story.starts(newer)[0].at >= story.starts(older)[0].at + 8_000
+
+
 # ── S29 ─────────────────────────────────────────────────────────────────────────────────────────
 
 

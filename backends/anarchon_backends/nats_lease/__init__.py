@@ -313,8 +313,8 @@ class NatsLeaseStore:
         """History, newest slot first; equal slots by job name, last first."""
 
         async def work(call: Call) -> port.Reply[model.RunView]:
-            page, fences = await self._reader.runs(query, call)
-            return await self._reply(call, page, fences)
+            page, fences, looked_to = await self._reader.runs(query, call)
+            return replace(await self._reply(call, page, fences), looked_to=looked_to)
 
         return await self._act(work)
 

@@ -361,10 +361,10 @@ def drop_definitions(
 def prune_limit(case: Case, live: Iterable[machine.HeldDefinition]) -> int:
     """The newest slot that may go while the job is in use (S2)."""
     state = case.state
-    used = {state.record.definition_id, *(hold.definition_id for hold in live)}
+    ids = {hold.definition_id for hold in live}
     settled = {name: each.settled for name, each in state.schedules.items()}
-    in_use = [each for name, each in state.kept.items() if name in used]
-    return machine.prune_bound(case.now, in_use, settled)
+    used = machine.in_use(state.record, state.kept.values(), ids)
+    return machine.prune_bound(case.now, used, settled)
 
 
 def drop_runs(case: Case, slots: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _CHUNK = 64  # runs looked at together
+LOOKED_MAX = 1_024  # runs looked at for one page, where few of them are wanted
 
 
 class Reader:
@@ -49,8 +50,9 @@ class Reader:
 
     async def runs(
         self, query: port.RunQuery, call: Call
-    ) -> tuple[list[model.RunView], dict[str, int]]:
-        """History, newest slot first; equal slots by job name, last first. And the fences.
+    ) -> tuple[list[model.RunView], dict[str, int], tuple[int, str] | None]:
+        """History, newest slot first; equal slots by job name, last first. And the fences, and how far
+        was looked where that was not to the end (`Reply.looked_to`).
 
         The jobs are read before the history is listed: what moves there meanwhile is seen twice,
         and never not at all.
@@ -59,14 +61,20 @@ class Reader:
         sittings = await call.each(lambda name: self._jobs.read(name, call), names)
         of_job = {each.state.job: each for each in sittings}
         page: list[model.RunView] = []
+        looked, looked_to = 0, None
         async for keys in self._keys(query, sittings, call):
             found = await call.each(lambda key: self._view(key, of_job, query, call), keys)
             page += [each for each in found if each is not None]
+            looked += len(keys)
             if len(page) >= query.limit:
+                break
+            if looked >= LOOKED_MAX:
+                looked_to = keys[-1]
                 break
         del page[query.limit :]
         jobs = {seen.run.job for seen in page}
-        return page, {job: of_job[job].state.record.fence for job in jobs if job in of_job}
+        fences = {job: of_job[job].state.record.fence for job in jobs if job in of_job}
+        return page, fences, looked_to
 
     async def _keys(
         self, query: port.RunQuery, sittings: Iterable[Sitting], call: Call

@@ -75,7 +75,7 @@ class Registrar:
             if hold.definition_id not in sitting.state.kept:
                 await self._jetstream.publish(
                     self._subjects.definition(hold.job, hold.definition_id),
-                    encode(definition.spec.to_json()),
+                    encode(definition.spec_json),
                     stream=self._subjects.stream,
                     expected=None,
                     until=call.until,

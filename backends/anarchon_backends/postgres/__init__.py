@@ -496,16 +496,16 @@ class PostgresStore:
         """History, newest slot first; equal slots by job name, last first."""
         of_job = "job = $2" if query.job else "$2 = ''"
         sql = self._query(RUNS, of_job=of_job)
-        lowest = [s for s in (query.slot, query.from_slot) if s is not None]
-        highest = [
-            s for s in (query.slot, query.until_slot and query.until_slot - 1) if s is not None
-        ]
         after_slot, after_job = query.after or (EVER, "")
+        until_slot = EVER if query.until_slot is None else query.until_slot - 1
+        lowest = [s for s in (query.slot, query.from_slot) if s is not None]
+        # `after_slot` too, by which an index finds the place: a late page is as quick as the first.
+        highest = [after_slot, until_slot, *([] if query.slot is None else [query.slot])]
         values = (
             self._namespace,
             query.job,
             max(lowest, default=-EVER),
-            min(highest, default=EVER),
+            min(highest),
             after_slot,
             after_job,
             list(query.states),

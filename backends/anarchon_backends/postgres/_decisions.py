@@ -168,10 +168,10 @@ def what_may_go(
         job, gone = machine.judge_definitions(
             rows.job(name), kept, ever, rows.now, policy.history_ms
         )
-        used = {job.definition_id, *(row["definition_id"] for row in holds if row["live"])}
-        in_use = [each for each in kept if each.definition_id in used]
+        live = {row["definition_id"] for row in holds if row["live"]}
         all_go = len(gone) == len(kept)
-        bound = machine.prune_bound(rows.now, in_use, rows.all_settled(name))
+        used = machine.in_use(job, kept, live)
+        bound = machine.prune_bound(rows.now, used, rows.all_settled(name))
         versions.append(rows.version(name))
         bounds.append(EVER if all_go else bound)
         oldest.append(EVER if all_go else rows.now.at - policy.history_ms)

@@ -227,7 +227,7 @@ def definition_row(hold: machine.HeldDefinition, definition: model.Definition) -
         "definition_id": hold.definition_id,
         "schedule_id": hold.schedule_id,
         "window_ms": definition.window_ms,
-        "spec": definition.spec.to_json(),
+        "spec": definition.spec_json,
     }
 
 

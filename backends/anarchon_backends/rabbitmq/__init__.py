@@ -4,8 +4,9 @@ Atomic here: `queue.declare`. The queue of a slot carries 62 bits of the winner'
 arguments; to declare it with the same is to have won, also when repeated, and with others it is
 refused. Whose clock decides: this machine's, just before the declaration is sent, as RabbitMQ has
 none. What it cannot do: leases and all that needs them, and history; what is shown of runs, jobs
-and instances is this instance's own. What it can lose: claims younger than `retention`, where a
-cluster is partitioned and its nodes keep their declarations in Mnesia without `pause_minority`.
+and instances is this instance's own. What it can lose, where the broker keeps its declarations in
+Mnesia: claims younger than `retention`, where a cluster is partitioned without `pause_minority`; and
+claims of the last moments before the broker was killed, where their winner is not back soon.
 Imports the port, the rules, the model, the standard library and aiormq.
 """
 
@@ -21,6 +22,7 @@ from anarchon_backends.rabbitmq._claims import Claims, Holder, number_of, queue_
 from anarchon_backends.rabbitmq._connection import AccessDenied, Link, Refused
 from anarchon_backends.rabbitmq._news import News, Win
 from anarchon_backends.rabbitmq._own import Own
+from anarchon_backends.rabbitmq._restarts import Restarts
 from anarchon_server.core import claim_only, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import (
@@ -35,6 +37,7 @@ _T = TypeVar("_T")
 
 LEAST_GAP_MS = 5_000
 _UNANSWERED_MAX = 10_000
+_FORGOTTEN_EARLY_MS = 60_000  # before its retention is over by any clock; no deadline is so late
 
 
 def open_store(url: str, options: port.OpenOptions) -> port.Store:
@@ -54,6 +57,8 @@ class RabbitmqStore:
         timeout_ms = options.op_timeout_ms
         self._link = Link(address, f"anarchon {options.namespace}: claims", timeout_ms)
         self._claims = Claims(self._link, address.queue_type, address.retention_ms)
+        self._restarts = Restarts(self._link, self._claims, options.clock)
+        self._link.greet = self._restarts.greet
         self._news = News(address, options.namespace, options.clock, timeout_ms)
         self._own = Own(address.retention_ms)
         self._unanswered: dict[tuple[str, int], port.Claim] = {}
@@ -78,6 +83,7 @@ class RabbitmqStore:
         """Connects and checks. `StoreUnavailable` where the broker cannot be reached."""
         self._closed.clear()
         self._link.start()
+        self._restarts.start()
         location = self._address.location
         try:
             found = await _checks.check(self._link, self._address, self._options.namespace)
@@ -107,6 +113,7 @@ class RabbitmqStore:
     async def close(self) -> None:
         """Closes the connections, and ends the watches."""
         self._closed.set()
+        await self._restarts.close()
         await self._news.close()
         await self._link.close()
 
@@ -151,6 +158,7 @@ class RabbitmqStore:
         if not holder.mine:
             return self._lost(claim, holder.number)
         wins.append(Win(claim.job, claim.slot, number, claim.instance_id))
+        self._restarts.won(claim.job, claim.slot, self._queue(claim.job, claim.slot), number)
         return self._own_answer(claim) or self._won(claim)
 
     def _own_answer(self, claim: port.Claim) -> port.ClaimAnswer | None:
@@ -168,7 +176,7 @@ class RabbitmqStore:
         queue = self._queue(claim.job, claim.slot)
         if claim.may_run:
             holder = await self._claims.declare(
-                queue, number, deadline, lambda: self._untimely(claim) is None
+                queue, number, deadline, lambda: self._may_declare(claim)
             )
             if holder is not None:
                 return holder
@@ -176,7 +184,14 @@ class RabbitmqStore:
         why_not = self._untimely(claim) or otherwise  # the clock may have been set meanwhile
         return await self._claims.look(queue, number, deadline) or why_not
 
+    def _may_declare(self, claim: port.Claim) -> bool:
+        return self._untimely(claim) is None and not self._restarts.holds_back(claim.slot)
+
     def _untimely(self, claim: port.Claim) -> port.ClaimOutcome | None:
+        """By this machine's clock; and late by the clock of another, if it was forgotten by that."""
+        forgotten_before = self._news.latest() - self._address.retention_ms + _FORGOTTEN_EARLY_MS
+        if claim.slot < forgotten_before:
+            return port.ClaimOutcome.LATE
         return claim_only.untimely(claim, self._now().at)
 
     def _won(self, claim: port.Claim) -> port.ClaimAnswer:

@@ -5,7 +5,6 @@ Imports the port, the errors, the standard library and the modules beside it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from anarchon_backends.rabbitmq import _management
 from anarchon_backends.rabbitmq._address import Address
 from anarchon_backends.rabbitmq._claims import TYPE, Claims, passing_of
 from anarchon_backends.rabbitmq._connection import HEARTBEAT_S, AccessDenied, Link
+from anarchon_backends.rabbitmq._restarts import version_of
 from anarchon_server.core.errors import StoreRefused
 from anarchon_server.core.store import Doubt
 
@@ -76,7 +76,7 @@ def _check_server(properties: dict[str, Any], found: Findings) -> tuple[int, ...
             f"the broker calls itself {product[:40]!r}: only RabbitMQ is known to refuse a "
             "declaration that differs from the first"
         )
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    numbers = version_of(properties)
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise StoreRefused(f"the broker is RabbitMQ {version[:40]}: {oldest} or newer is needed")

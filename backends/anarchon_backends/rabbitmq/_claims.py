@@ -94,11 +94,38 @@ class Claims:
 
         Returns None, and has not asked, where it is not timely when the question can go out.
         """
+        return await self._declare(queue, number, deadline, is_timely, must_exist=False)
+
+    async def look(self, queue: str, number: int, deadline: float) -> Holder | None:
+        """Whose it is, and None where it is nobody's, which this does not change.
+
+        The broker tells numbers only to who declares, so that is done where a queue is there. Should
+        it expire in between, it is claimed: that is a slot which was claimed a retention ago.
+        """
+        try:
+            return await self._declare(queue, number, deadline, lambda: True, must_exist=True)
+        except Refused:
+            return None
+
+    async def _declare(
+        self,
+        queue: str,
+        number: int,
+        deadline: float,
+        is_timely: Callable[[], bool],
+        *,
+        must_exist: bool,
+    ) -> Holder | None:
+        """`must_exist` raises `Refused` where there is no such queue. It is asked on the channel on
+        which it is declared: over two connections, the broker could have forgotten it in between.
+        """
         arguments: dict[str, int | str] = {**self._arguments, NUMBER: number}
 
         async def question(channel: AbstractChannel) -> bool:
             if not is_timely():
                 return False
+            if must_exist:
+                await channel.queue_declare(queue, passive=True)
             await channel.queue_declare(queue, durable=True, arguments=arguments)  # type: ignore[arg-type]
             return True
 
@@ -106,6 +133,8 @@ class Claims:
             try:
                 asked = await self._ask(question, deadline)
             except Refused as refused:
+                if must_exist and _is_nobodys(refused):
+                    raise
                 differing, current = _difference(refused, queue)
             else:
                 return Holder(mine=True, number=number) if asked else None
@@ -124,20 +153,10 @@ class Claims:
         try:
             await self._ask(lambda channel: channel.queue_declare(queue, passive=True), deadline)
         except Refused as refused:
-            if refused.code == 404 and refused.text.startswith(_NO_QUEUE):
+            if _is_nobodys(refused):
                 return False
             raise _meaning(refused, queue) from None
         return True
-
-    async def look(self, queue: str, number: int, deadline: float) -> Holder | None:
-        """Whose it is, and None where it is nobody's, which this does not change.
-
-        The broker tells numbers only to who declares. Where the queue expires between the two
-        questions, the second claims it: that is a slot which was claimed a retention ago.
-        """
-        if not await self.exists(queue, deadline):
-            return None
-        return await self.declare(queue, number, deadline)
 
     async def _ask(
         self, question: Callable[[AbstractChannel], Awaitable[_T]], deadline: float
@@ -151,7 +170,7 @@ class Claims:
             try:
                 return await self._link.ask(question, deadline)
             except Refused as refused:
-                if refused.code != 404 or refused.text.startswith(_NO_QUEUE):
+                if refused.code != 404 or _is_nobodys(refused):
                     raise
             await asyncio.sleep(pause_s)
         return await self._link.ask(question, deadline)
@@ -173,6 +192,10 @@ def _difference(refused: Refused, queue: str) -> tuple[str, str]:
     if found is None:
         raise _meaning(refused, queue)
     return found[1], found[2] or ""
+
+
+def _is_nobodys(refused: Refused) -> bool:
+    return refused.code == 404 and refused.text.startswith(_NO_QUEUE)
 
 
 def _number_in(text: str) -> int | None:

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import cycle
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 from aiormq import Connection
 from aiormq.abc import AbstractChannel
@@ -106,6 +106,19 @@ class _Transport(TransportFactory):
             self._transport.abort()
 
 
+class Greet(Protocol):
+    """What is asked on a new connection first: of what the broker says of itself, and on channels
+    that the second opens. Where it fails the connection does.
+    """
+
+    def __call__(
+        self,
+        properties: Mapping[str, Any],
+        channel: Callable[[], Awaitable[AbstractChannel]],
+        /,
+    ) -> Awaitable[None]: ...
+
+
 class Link:
     """One connection at a time, opened when it is needed, and channels on it.
 
@@ -126,6 +139,7 @@ class Link:
         self._numbers = iter(cycle(range(1, _CHANNEL_MAX + 1)))
         self._closing: set[asyncio.Task[None]] = set()
         self._open = False
+        self.greet: Greet | None = None  # called on each new connection before it is used
         self.cluster_name = ""  # of the broker that was connected to last
 
     def start(self) -> None:
@@ -208,7 +222,7 @@ class Link:
             async with asyncio.timeout_at(deadline):
                 return await work
         except AMQPChannelError as error:
-            raise _refusal(error) from None
+            raise refusal_of(error) from None
         except StoreUnavailable:
             raise
         except TimeoutError:
@@ -285,7 +299,19 @@ class Link:
             transport.cut()
             raise
         self._transports[connection] = transport
+        await self._greeted(connection)
         return connection
+
+    async def _greeted(self, connection: Connection) -> None:
+        if self.greet is None:
+            return
+        properties = connection.server_properties
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.greet(properties, lambda: self._channel(connection, fresh=True))
+        except BaseException:
+            self._discard(connection)
+            raise
 
     # Channels
 
@@ -328,7 +354,8 @@ async def _closed(connection: Connection, transport: _Transport) -> None:
     transport.cut()
 
 
-def _refusal(error: AMQPChannelError) -> Refused:
+def refusal_of(error: AMQPChannelError) -> Refused:
+    """What the broker said when it closed a channel."""
     text = str(error.args[-1] if error.args else error)
     code = _CODES.get(text.partition(" ")[0], 0)
     return Refused(code, text)

@@ -13,16 +13,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 from anarchon_backends.rabbitmq._address import Address
 from anarchon_backends.rabbitmq._claims import queue_of
+from anarchon_backends.rabbitmq._restarts import KHEPRI_ALONE
 from anarchon_server.core.errors import StoreRefused
 from anarchon_server.core.store import Doubt
 
 _TIMEOUT_S = 2.0
 _ANSWER_MAX = 4_000_000
-_KHEPRI_ALONE = (4, 3)
 _QUEUES = ("all", "queues", "classic_queues", "quorum_queues")
 
 _KHEPRI_HOLDS = (
@@ -38,7 +45,7 @@ async def look(
 
     Raises `StoreRefused` for a policy that makes the broker forget claims too soon.
     """
-    khepri = version >= _KHEPRI_ALONE
+    khepri = version >= KHEPRI_ALONE
     if not address.management:
         return ([_KHEPRI_HOLDS] if khepri else []), _not_seen(khepri=khepri)
     try:
@@ -113,7 +120,7 @@ def _fetched(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Policies of users and of operators, nodes, and feature flags where they may be seen."""
     tls = [HTTPSHandler(context=address.tls_context())] if address.tls else []
-    opener = build_opener(ProxyHandler({}), *tls)
+    opener = build_opener(ProxyHandler({}), _NoRedirects(), *tls)
     virtual_host = quote(address.virtual_host, safe="")
     policies = _get(opener, address, f"policies/{virtual_host}")
     policies += _get(opener, address, f"operator-policies/{virtual_host}")
@@ -123,6 +130,13 @@ def _fetched(
     except HTTPError:  # for administrators alone, up to 3.x
         flags = []
     return policies, nodes, flags
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """The password is for the address that was given: whoever points elsewhere is an error."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def _get(opener: OpenerDirector, address: Address, path: str) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from anarchon_server.core.store import StoreClock
 
 CLOCKS_DIFFER_MS = 2_000
 _WARN_EVERY_MS = 3_600_000
+_CLOCK_KEPT_MS = 600_000  # a clock that was not heard of for so long may have been set
 _LATE_FOR_MS = 60_000  # a message may come late, and many at once; not all for so long
 _SENDERS_MAX = 1_000
 _HEARD_MAX = 20_000
@@ -52,13 +53,17 @@ class Win:
 
 @dataclass(slots=True)
 class _Sender:
-    """What is known of another instance's clock. Times are on the boot-time clock.
+    """What is known of another instance. Times are on the boot-time clock, but for `said`, the time
+    that it said it was when it was last heard, at `heard_at`.
 
     `late_since`: from then on every message of it came later than clocks that agree explain.
     """
 
+    said: int = 0
+    heard_at: int = 0
     late_since: int | None = None
     warned_at: int | None = None
+    warned_of_retention_at: int | None = None
 
 
 class News:
@@ -69,6 +74,7 @@ class News:
     ) -> None:
         self._link = Link(address, f"anarchon {namespace}: news", timeout_ms)
         self._namespace = namespace
+        self._retention_ms = address.retention_ms
         self._exchange = exchange_of(namespace)
         self._sender = secrets.token_hex(8)
         self._clock = clock
@@ -106,6 +112,12 @@ class News:
         """Who has won the slot, if that was heard of."""
         return self._heard.get((job, slot))
 
+    def latest(self) -> int:
+        """The time by the clock that is the furthest ahead of those heard of lately; 0: of none."""
+        now = self._clock.boot_ms()
+        ages = ((each.said, now - each.heard_at) for each in self._senders.values())
+        return max((said + age for said, age in ages if age <= _CLOCK_KEPT_MS), default=0)
+
     def tell(self, wins: Sequence[Win]) -> None:
         """Tells all others soon, if there is a way, of wins of this instance."""
         if not wins:
@@ -114,6 +126,7 @@ class News:
             "sender": self._sender,
             "instance": wins[0].instance_id,
             "at": self._clock.wall_us() // 1_000,
+            "retention_ms": self._retention_ms,
             "won": [[win.job, win.slot, win.number] for win in wins],
         }
         with suppress(asyncio.QueueFull):
@@ -171,6 +184,7 @@ class News:
         try:
             said = json.loads(message.body)
             sender, label, at = str(said["sender"]), str(said["instance"]), int(said["at"])
+            retention_ms = int(said["retention_ms"])
             wins = [_win(each, label[:_NAME_MAX]) for each in said["won"]]
         except (ValueError, TypeError, KeyError, LookupError):
             return
@@ -180,24 +194,36 @@ class News:
             self._heard[win.job, win.slot] = win
         while len(self._heard) > _HEARD_MAX:
             del self._heard[next(iter(self._heard))]
-        self._compare_clocks(sender[:_NAME_MAX], label[:_NAME_MAX], at)
+        self._compare(sender[:_NAME_MAX], label[:_NAME_MAX], at, retention_ms)
 
-    def _compare_clocks(self, sender: str, label: str, at: int) -> None:
-        now, boot_at = self._clock.wall_us() // 1_000, self._clock.boot_ms()
-        known = self._senders.setdefault(sender, _Sender())
+    def _compare(self, name: str, label: str, at: int, retention_ms: int) -> None:
+        """What the sender says of itself with what is so here."""
+        sender = self._senders.pop(name, None) or _Sender()
+        self._senders[name] = sender
         while len(self._senders) > _SENDERS_MAX:
             del self._senders[next(iter(self._senders))]
+        sender.said, sender.heard_at = at, self._clock.boot_ms()
+        self._compare_clocks(sender, label, at)
+        if retention_ms != self._retention_ms and self._is_due(sender.warned_of_retention_at):
+            sender.warned_of_retention_at = sender.heard_at
+            both = {"ours_ms": self._retention_ms, "theirs_ms": retention_ms}
+            _log.warning("retention_differs", extra={"fields": {"instance": label, **both}})
+
+    def _compare_clocks(self, sender: _Sender, label: str, at: int) -> None:
+        now, boot_at = self._clock.wall_us() // 1_000, self._clock.boot_ms()
         if now - at <= CLOCKS_DIFFER_MS:
-            known.late_since = None
-        elif known.late_since is None:
-            known.late_since = boot_at
-        is_behind = known.late_since is not None and boot_at - known.late_since >= _LATE_FOR_MS
+            sender.late_since = None
+        elif sender.late_since is None:
+            sender.late_since = boot_at
+        is_behind = sender.late_since is not None and boot_at - sender.late_since >= _LATE_FOR_MS
         differ = at - now > CLOCKS_DIFFER_MS or is_behind
-        fresh = known.warned_at is None or boot_at - known.warned_at > _WARN_EVERY_MS
-        if differ and fresh:
-            known.warned_at = boot_at
+        if differ and self._is_due(sender.warned_at):
+            sender.warned_at = boot_at
             fields = {"instance": label, "ahead_ms": at - now}
             _log.warning("clocks_differ", extra={"fields": fields})
+
+    def _is_due(self, warned_at: int | None) -> bool:
+        return warned_at is None or self._clock.boot_ms() - warned_at > _WARN_EVERY_MS
 
 
 def _win(said: Any, label: str) -> Win:

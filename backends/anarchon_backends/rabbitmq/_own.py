@@ -14,6 +14,8 @@ from anarchon_server.core.machine import Moment
 
 _Key = tuple[str, int]
 
+DECIDED_MAX = 10_000
+
 
 @dataclass(slots=True)
 class _Job:
@@ -28,7 +30,9 @@ class _Job:
 
 @dataclass(slots=True)
 class Own:
-    """All of it, in memory. A run that history has dropped stays decided for `kept_ms`."""
+    """All of it, in memory. A run that history has dropped stays decided for `kept_ms`, unless
+    there are more than `DECIDED_MAX`: of the oldest the broker alone knows then who won.
+    """
 
     kept_ms: int
     _instance: model.Instance | None = None
@@ -179,6 +183,8 @@ class Own:
         for key, run in list(self._decided.items()):
             if max(run.slot, run.ended_at or 0) < now.at - self.kept_ms:
                 del self._decided[key]
+        while len(self._decided) > DECIDED_MAX:
+            del self._decided[next(iter(self._decided))]
         for name, job in list(self._jobs.items()):
             unused = not job.held and job.held_at < now.at - policy.history_ms
             if unused and name not in self._runs:

@@ -150,7 +150,7 @@ def failure_text(failure: model.Failure) -> str:
 
 def kept_definition(definition: model.Definition) -> str:
     """A definition as the store keeps it."""
-    kept = {"schedule_id": definition.schedule_id, "spec": definition.spec.to_json()}
+    kept = {"schedule_id": definition.schedule_id, "spec": definition.spec_json}
     return json.dumps(kept, ensure_ascii=False)
 
 

@@ -27,6 +27,7 @@ from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _STEP = 100  # runs read at once where not every one may be wanted
+LOOKED_MAX = 1_000  # runs looked at for one page, where few of them are wanted
 _JOBS = 500  # jobs whose indexes are read at once
 
 Place = tuple[int, str]  # slot, job
@@ -133,7 +134,7 @@ class Reader:
         """The runs that are wanted, newest slot first; equal slots by job name, last first."""
         found: list[model.RunView] = []
         fences: dict[str, int] = {}
-        below = query.after
+        below, looked = query.after, 0
         while True:
             now, store_id, places, more = (
                 await self._places_of_all(query, below)
@@ -147,9 +148,11 @@ class Reader:
                 if len(found) < query.limit:
                     found.append(seen if query.traces else machine.without_traces(seen))
                     fences[seen.run.job] = fence
+            below, looked = places[-1] if places else below, looked + len(places)
             if not more or len(found) >= query.limit:
                 return port.Reply(now.at, tuple(found), fences, store_id)
-            below = places[-1] if places else below
+            if looked >= LOOKED_MAX:
+                return port.Reply(now.at, tuple(found), fences, store_id, looked_to=below)
 
     @staticmethod
     def _step(query: port.RunQuery) -> int:

@@ -232,7 +232,7 @@ def kept_definition(definition: model.Definition) -> str:
         {
             "schedule_id": definition.schedule_id,
             "window_ms": definition.window_ms,
-            "spec": definition.spec.to_json(),
+            "spec": definition.spec_json,
         },
         ensure_ascii=False,
     )

@@ -518,9 +518,9 @@ def _prune_job(rows: Rows, name: str, policy: port.PrunePolicy, room: int) -> in
     else:
         rows.save_job(job)
         rows.delete_definitions(name, gone)
-        used = {job.definition_id, *(hold.definition_id for hold in rows.held(name))}
-        in_use = [each for each in kept if each.definition_id in used]
-        bound = machine.prune_bound(rows.now, in_use, rows.all_settled(name))
+        live = {hold.definition_id for hold in rows.held(name)}
+        used = machine.in_use(job, kept, live)
+        bound = machine.prune_bound(rows.now, used, rows.all_settled(name))
         oldest = rows.now.at - policy.history_ms
     slots = rows.prunable(name, bound, oldest, policy.history_max, room)
     job = dataclasses.replace(rows.job(name), floor=max([rows.job(name).floor, *slots]))

@@ -206,16 +206,16 @@ class Rows:
                         AND attempt.job = run.job AND attempt.slot = run.slot
                         AND attempt.instance_id = :instance_id))
             ORDER BY slot DESC, job DESC LIMIT :limit"""
-        lowest = [s for s in (query.slot, query.from_slot) if s is not None]
-        highest = [
-            s for s in (query.slot, query.until_slot and query.until_slot - 1) if s is not None
-        ]
         after_slot, after_job = query.after or (EVER, "")
+        until_slot = EVER if query.until_slot is None else query.until_slot - 1
+        lowest = [s for s in (query.slot, query.from_slot) if s is not None]
+        # `after_slot` too, by which an index finds the place: a late page is as quick as the first.
+        highest = [after_slot, until_slot, *([] if query.slot is None else [query.slot])]
         values = {
             "namespace": self._namespace,
             "job": query.job,
             "from_slot": max(lowest, default=-EVER),
-            "until_slot": min(highest, default=EVER),
+            "until_slot": min(highest),
             "after_slot": after_slot,
             "after_job": after_job,
             "states": ",".join(query.states),
@@ -379,7 +379,7 @@ class Rows:
                     hold.schedule_id,
                     each.window_ms,
                     self.now.at,
-                    each.spec.to_json(),
+                    each.spec_json,
                 )
                 for hold, each in zip(holds, definitions, strict=True)
             ],

@@ -26,8 +26,10 @@ from anarchon._errors import (
     VersionError,
 )
 from anarchon._jobs import Cron, Every, Job, Policies, cron, every
+from anarchon.admin import AdminClient
 
 __all__ = [
+    "AdminClient",
     "AnarchonClient",
     "AnarchonError",
     "AttemptContext",

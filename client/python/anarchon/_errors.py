@@ -35,7 +35,16 @@ class AnarchonError(Exception):
 
 
 class JobError(AnarchonError, ValueError):
-    """A job, its handler or one of its policies is wrong. The message says what would be right."""
+    """A job, its handler or one of its policies is wrong. The message says what would be right.
+
+    `field` is the argument that is wrong, as in "retry_delay", and `expected` what would be right;
+    both are empty where no single argument is.
+    """
+
+    def __init__(self, message: str, *, field: str = "", expected: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+        self.expected = expected
 
 
 class ClientError(AnarchonError, ValueError):
@@ -199,3 +208,20 @@ class Permanent(AnarchonError):  # noqa: N818 - a handler says what it wants
 
     The run has failed, whatever `retries` says.
     """
+
+
+class ForeignError(Exception):
+    """Raised by a handler for what has failed outside of Python, such as a command.
+
+    `details`, which may have many lines, is kept with the run in place of a stack trace.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+# In traces and in history people see the names that they import.
+for _kind in list(globals().values()):
+    if isinstance(_kind, type) and issubclass(_kind, AnarchonError):
+        _kind.__module__ = "anarchon"

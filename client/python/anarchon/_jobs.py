@@ -123,11 +123,11 @@ class Every:
     def __post_init__(self) -> None:
         period = _duration("period", self.period)
         if not _PERIOD_MIN <= period <= _PERIOD_MAX:
-            raise JobError(f"period {to_text(period)}: must be 100ms to 366d")
+            raise _wrong("period", to_text(period), "must be 100ms to 366d")
         offset = _duration("offset", self.offset)
         if offset >= period:
-            raise JobError(
-                f"offset {to_text(offset)}: must be less than the period {to_text(period)}"
+            raise _wrong(
+                "offset", to_text(offset), f"must be less than the period {to_text(period)}"
             )
         object.__setattr__(self, "period", period)
         object.__setattr__(self, "offset", offset)
@@ -177,7 +177,9 @@ class Job:
             self.spec = _make_spec(self.name, schedule, policies)
             self.takes_context, self.is_async = _shape(handler)
         except JobError as error:
-            raise JobError(f"job {self.name!r}: {error}") from None
+            raise JobError(
+                f"job {self.name!r}: {error}", field=error.field, expected=error.expected
+            ) from None
 
     def __repr__(self) -> str:
         return f"Job({self.name!r})"
@@ -240,9 +242,12 @@ def collect(handlers: Handlers) -> dict[str, Job]:
 def check_name(name: object) -> None:
     """Raise `JobError` unless `name` may be a job's name (S32)."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
+        expected = (
+            "must be 1 to 128 characters of letters, digits and . _ - : /, starting with a letter "
+            "or digit"
+        )
         raise JobError(
-            f"job name {name!r}: must be 1 to 128 characters of letters, digits and . _ - : /, "
-            "starting with a letter or digit; set it with name="
+            f"job name {name!r}: {expected}; set it with name=", field="name", expected=expected
         )
 
 
@@ -411,7 +416,7 @@ def _set_durations(spec: job_pb2.JobSpec, policies: Policies) -> None:
             continue
         duration = _duration(key, value)
         if not low <= duration <= high:
-            raise JobError(f"{key} {to_text(duration)}: must be {to_text(low)} to {to_text(high)}")
+            raise _wrong(key, to_text(duration), f"must be {to_text(low)} to {to_text(high)}")
         holder, wire_key = _WIRE_FIELDS.get(key, ("", key))
         target = getattr(spec, holder) if holder else spec
         getattr(target, wire_key).CopyFrom(to_wire(duration))
@@ -457,19 +462,20 @@ def _set_retry(spec: job_pb2.JobSpec, policies: Policies) -> None:
     spacing = [key for key in ("retry_delay", "retry_factor", "retry_max_delay") if key in policies]
     if not retries:
         if spacing:
-            raise JobError(f"{spacing[0]} without retries: set retries= to 1 or more")
+            raise _wrong(spacing[0], "without retries", "set retries= to 1 or more")
         return
     spec.retry.retries = retries
     delay = _duration("retry_delay", policies.get("retry_delay", timedelta(seconds=1)))
     longest = _duration("retry_max_delay", policies.get("retry_max_delay", timedelta(hours=1)))
     if not _MOMENT <= delay <= longest:
-        raise JobError(
-            f"retry_delay {to_text(delay)}: must be more than zero and at most retry_max_delay, "
-            f"{to_text(longest)}"
+        raise _wrong(
+            "retry_delay",
+            to_text(delay),
+            f"must be more than zero and at most retry_max_delay, {to_text(longest)}",
         )
     factor: object = policies.get("retry_factor", 2.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 100:
-        raise JobError(f"retry_factor {factor!r}: must be a number from 1 to 100")
+        raise _wrong("retry_factor", repr(factor), "must be a number from 1 to 100")
     if "retry_delay" in policies:
         spec.retry.delay.FromTimedelta(delay)
     if "retry_max_delay" in policies:
@@ -502,50 +508,59 @@ def _check_relations(spec: job_pb2.JobSpec, schedule: object) -> None:
     if isinstance(schedule, Every) and spec.HasField("jitter"):
         jitter, period = spec.jitter.ToTimedelta(), _duration("period", schedule.period)
         if jitter >= period:
-            raise JobError(
-                f"jitter {to_text(jitter)}: must be less than the period, {to_text(period)}"
+            raise _wrong(
+                "jitter", to_text(jitter), f"must be less than the period, {to_text(period)}"
             )
     if spec.HasField("lease") and spec.HasField("heartbeat"):
         lease, heartbeat = spec.lease.ToTimedelta(), spec.heartbeat.ToTimedelta()
         if heartbeat * _HEARTBEATS_A_LEASE > lease:
-            raise JobError(
-                f"heartbeat {to_text(heartbeat)}: must be at most a third of the lease, "
-                f"{to_text(lease)}"
+            raise _wrong(
+                "heartbeat",
+                to_text(heartbeat),
+                f"must be at most a third of the lease, {to_text(lease)}",
             )
     if (
         spec.overlap == job_pb2.OVERLAP_POLICY_CANCEL
         and spec.catch_up.policy == job_pb2.CATCH_UP_POLICY_ALL
     ):
-        raise JobError(
-            'catch_up "all" with overlap "cancel": each slot caught up would cancel the one '
-            'before; use catch_up "latest", or overlap "queue"'
+        raise _wrong(
+            "catch_up",
+            '"all" with overlap "cancel"',
+            'each slot caught up would cancel the one before; use catch_up "latest", or overlap '
+            '"queue"',
         )
 
 
 def _check_zone(tz: object) -> None:
     if not isinstance(tz, str) or not re.fullmatch(r"[A-Za-z0-9_+/-]{1,64}", tz):
-        raise JobError(f'tz {tz!r:.80}: must be an IANA name such as "Europe/Athens" or "UTC"')
+        raise _wrong("tz", f"{tz!r:.80}", 'must be an IANA name such as "Europe/Athens" or "UTC"')
 
 
 def _check_expression(expression: object) -> None:
-    what = f"cron expression {expression!r:.80}"
     if not isinstance(expression, str) or len(expression) > _EXPRESSION_MAX:
-        raise JobError(f"{what}: must be a text of at most {_EXPRESSION_MAX:,} characters")
+        raise _wrong_expression(
+            expression, f"must be a text of at most {_EXPRESSION_MAX:,} characters"
+        )
     if expression.strip().startswith("@every"):
-        raise JobError(f'{what}: use every("10s")')
+        raise _wrong_expression(expression, 'use every("10s")')
     texts = expression.split()
     if len(texts) == 1 and texts[0].startswith("@"):
         return
     fields = _CRON_FIELDS[-len(texts) :]
     if not len(texts) == len(fields) >= len(_CRON_FIELDS) - 1:
-        raise JobError(
-            f"{what}: must have five fields, or six with seconds first; it has {len(texts)}"
+        raise _wrong_expression(
+            expression, f"must have five fields, or six with seconds first; it has {len(texts)}"
         )
     for (name, low, high, wanted), text in zip(fields, texts, strict=True):
         for number in _plain_numbers(text):
             if not low <= number <= high:
                 outside = f"{number} is outside {wanted}"
-                raise JobError(f"{what}: {name} is {text!r:.80}: {outside}")
+                raise _wrong_expression(expression, f"{name} is {text!r:.80}: {outside}")
+
+
+def _wrong_expression(expression: object, expected: str) -> JobError:
+    what = f"cron expression {expression!r:.80}"
+    return JobError(f"{what}: {expected}", field="expression", expected=expected)
 
 
 def _plain_numbers(text: str) -> Iterator[int]:
@@ -559,12 +574,17 @@ def _duration(field: str, value: object) -> timedelta:
     try:
         return to_timedelta(value)
     except ValueError as error:
-        raise JobError(f"{field} {value!r:.80}: {error}") from None
+        raise _wrong(field, f"{value!r:.80}", str(error)) from None
+
+
+def _wrong(field: str, shown: str, expected: str) -> JobError:
+    return JobError(f"{field} {shown}: {expected}", field=field, expected=expected)
 
 
 def _whole(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise JobError(f"{field} {value!r:.80}: must be a whole number from {low:,} to {high:,}")
+        expected = f"must be a whole number from {low:,} to {high:,}"
+        raise _wrong(field, f"{value!r:.80}", expected)
     return value
 
 
@@ -573,5 +593,5 @@ _C = TypeVar("_C")
 
 def _choice(field: str, value: object, choices: Mapping[str, _C]) -> _C:
     if not isinstance(value, str) or value not in choices:
-        raise JobError(f"{field} {value!r:.80}: must be one of {', '.join(choices)}")
+        raise _wrong(field, f"{value!r:.80}", f"must be one of {', '.join(choices)}")
     return choices[value]

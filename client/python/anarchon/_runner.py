@@ -17,11 +17,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import cast
 
 from anarchon._context import Clock, Context, Orders, SyncContext, Trust
-from anarchon._duration import ms_to_wire, to_wire
-from anarchon._errors import Cancelled, CancelReason, ClientError, Permanent, Retry
+from anarchon._duration import ms_to_wire, to_text, to_wire
+from anarchon._errors import (
+    Cancelled,
+    CancelReason,
+    ClientError,
+    ForeignError,
+    Permanent,
+    Retry,
+)
 from anarchon._jobs import Job
 from anarchon.v1 import run_pb2, session_pb2
 
@@ -183,16 +191,33 @@ def _tell(attempt: _Attempt, outcome: run_pb2.Outcome, error: BaseException | No
     """Log how an attempt ended that has not succeeded: the application's people look there first."""
     orders = attempt.orders
     if outcome.HasField("failure"):
-        try:
-            attempt.log.error("failed", exc_info=error)
-        except SystemExit:
-            # By the error's own code, which ran when its trace was to be written. As in `_called`.
-            failure = outcome.failure
-            attempt.log.error("failed: %s: %s", failure.type, failure.message)
+        assert error is not None, "it has failed"
+        _tell_failure(attempt.log, outcome.failure, error)
     elif outcome.HasField("stopped"):
         level = logging.INFO if orders.reason in _STOPPED_AS_ASKED else logging.WARNING
         why = f"{orders.reason}: {orders.message}" if orders.message else orders.reason
         attempt.log.log(level, "stopped (%s)", why)
+
+
+def _tell_failure(
+    log: logging.LoggerAdapter[logging.Logger], failure: run_pb2.Failure, error: BaseException
+) -> None:
+    """One line for what a handler said on purpose, and for a command; else with the trace."""
+    kind = type(error)
+    if issubclass(kind, Retry):
+        after = failure.retry_after.ToTimedelta()
+        asks = f"a retry after {to_text(after)}" if after else "a retry"
+        is_its_own = failure.type == _name_of(kind)
+        said = filter(None, ("" if is_its_own else failure.type, failure.message))
+        log.warning("%s", ": ".join((f"failed, and asks for {asks}", *said)))
+    elif issubclass(kind, ForeignError):
+        log.error("failed: %s", failure.message)
+    else:
+        try:
+            log.error("failed", exc_info=(kind, error, _handlers_part(error)))
+        except SystemExit:
+            # By the error's own code, which ran when its trace was to be written. As in `_called`.
+            log.error("failed: %s: %s", failure.type, failure.message)
 
 
 async def _called(job: Job, context: Context) -> str:
@@ -311,8 +336,37 @@ def _name_of(kind: type) -> str:
 
 
 def _trace_of(error: BaseException) -> str:
-    trace = _safely(lambda: "".join(traceback.format_exception(error)), "<cannot be shown>")
-    return _cut_start(trace, TRACE_MAX_BYTES)
+    if issubclass(type(error), ForeignError):
+        return _cut_start(_safely(lambda: cast("ForeignError", error).details, ""), TRACE_MAX_BYTES)
+
+    def text() -> str:
+        shown = traceback.TracebackException.from_exception(error)
+        _strip(shown)
+        return "".join(shown.format())
+
+    return _cut_start(_safely(text, "<cannot be shown>"), TRACE_MAX_BYTES)
+
+
+_OURS = _called.__code__.co_filename
+
+
+def _strip(shown: traceback.TracebackException) -> None:
+    """Take from the beginning of every trace what is not the handler's, but of this module."""
+    left = [shown]
+    while left:
+        one = left.pop()
+        while one.stack and one.stack[0].filename == _OURS:
+            del one.stack[0]
+        left += [each for each in (one.__cause__, one.__context__) if each is not None]
+        left += one.exceptions or ()
+
+
+def _handlers_part(error: BaseException) -> TracebackType | None:
+    """The error's traceback from where it leaves this module for the first time."""
+    part = error.__traceback__
+    while part is not None and part.tb_frame.f_code.co_filename == _OURS:
+        part = part.tb_next
+    return part
 
 
 def _shown(value: object) -> str:

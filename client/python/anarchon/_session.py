@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Literal
 
 from anarchon._context import NOT_ANSWERED, reason_of
-from anarchon._duration import to_text, wire_to_ms
+from anarchon._duration import ms_to_wire, to_text, wire_to_ms
 from anarchon._errors import (
     AnarchonError,
     CancelReason,
@@ -847,7 +847,7 @@ class Session:
             # It surely never starts, and the sidecar may know it.
             assignment = self._held.pop(token)
             self._remember(token)
-            outcome = run_pb2.Outcome(stopped=run_pb2.Stopped(reason=reason))
+            outcome = run_pb2.Outcome(stopped=run_pb2.Stopped(reason=reason), elapsed=ms_to_wire(0))
             self._report(now_ms, assignment, outcome)
         run = self._running.get(token)
         if run is None:

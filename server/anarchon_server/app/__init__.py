@@ -234,9 +234,10 @@ class Sidecar:
         try:
             jobs = load_jobs(self._config.file)
         except AnarchonError as error:
-            _log.error("reload_refused", extra={"fields": {"error": str(error)}})
+            fields = {"file": str(self._config.file), "error": str(error)}
+            _log.error("reload_refused", extra={"fields": fields})
             return
-        self._loop.feed(Reload(jobs))
+        self._loop.feed(Reload(jobs, str(self._config.file)))
 
     async def _close(self) -> None:
         if self._reopened is not None:

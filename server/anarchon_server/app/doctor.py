@@ -74,8 +74,8 @@ class Examination:
 async def examine(config: Config, clock: SystemClock) -> Examination:
     """Open the store as `serve` would, try a claim on it, and compare the clocks.
 
-    What is missing in the store is made, as `serve` makes it. No error of the store is raised: each
-    is a finding.
+    What is missing in the store is made, and what an earlier version made is brought forward, as
+    `serve` does it: a finding says so. No error of the store is raised: each is a finding.
     """
     found = Examination(config.namespace, config.strict)
     async with AsyncExitStack() as stack:
@@ -104,6 +104,8 @@ async def _open(
         )
     else:
         found.location = report.location
+        if found.capabilities.shared:
+            found.add(Kind.VERIFIED, _laid_out(config, found.capabilities.backend))
         for text in report.verified:
             found.add(Kind.VERIFIED, text)
         for doubt in report.doubts:
@@ -111,6 +113,16 @@ async def _open(
             found.add(kind, str(doubt), doubt.fix)
         return True
     return False
+
+
+def _laid_out(config: Config, backend: str) -> str:
+    """What opening a store leaves in it, which decides something later."""
+    if ":" not in backend:
+        return "the store has this version's layout: this look has made it, if it was not there"
+    return (
+        f"the namespace {config.namespace} has the layout of {backend}: this look has made it, if it "
+        "was not there, and another strategy needs another namespace"
+    )
 
 
 # ── The claim ───────────────────────────────────────────────────────────────────────────────────

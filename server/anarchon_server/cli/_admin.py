@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon import ClientError, SidecarError
 from anarchon._transport import Endpoint
 from anarchon.admin import AdminClient
+from anarchon.v1 import run_pb2
 from anarchon_server.cli import USAGE_ERROR
 from anarchon_server.core.slots import format_duration
 
 FAILED = 1
+
+FINAL = (
+    run_pb2.RUN_STATE_SUCCESS,
+    run_pb2.RUN_STATE_FAILED,
+    run_pb2.RUN_STATE_SKIPPED,
+)
+"""The states that nothing follows."""
+
+_ROWS_AT_ONCE = 1_000
+"""Rows that are kept to be laid out together."""
 
 _SHOWN = 60
 """Characters of a cell that are shown, but in the last column: nothing stands behind it."""
@@ -70,6 +82,18 @@ def with_admin(command: str, args: argparse.Namespace, work: Callable[[AdminClie
             return work(admin)
 
     return in_one_line(command, connected)
+
+
+def say_scope(command: str, admin: AdminClient) -> None:
+    """Say on standard error what a list leaves out, where the store keeps no history of others."""
+    if not admin.scope:
+        return
+    who = admin.scope.removeprefix("instance=")
+    print(
+        f"anarchon {command}: this is only what the instance {printable(who)} knows of itself: its "
+        "store keeps no history of the namespace",
+        file=sys.stderr,
+    )
 
 
 def in_one_line(command: str, work: Callable[[], int]) -> int:
@@ -174,8 +198,13 @@ def word_of(message: Message, name: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns, each as wide as its widest cell."""
-    Table(heads).print(rows)
+    """Print columns, each as wide as its widest cell; of very many rows, of those up to there."""
+    table, left = Table(heads), iter(rows)
+    while True:
+        some = list(islice(left, _ROWS_AT_ONCE))
+        table.print(some)
+        if len(some) < _ROWS_AT_ONCE:
+            return
 
 
 class Table:

@@ -5,6 +5,10 @@ exec of a program with threads nothing but exec is safe. The command leads a pro
 is handed on to that group, SIGUSR1 kills it, and so does the end of PARENT: PR_SET_PDEATHSIG on the
 command alone would leave what a shell has started. It ends as the command does.
 
+After any of the three nothing that the command started is left, also where it went into a session
+of its own: orphans become our children (PR_SET_CHILD_SUBREAPER), and are killed. A command that
+ends by itself leaves such processes alone: it may have been there to start a daemon.
+
 Linux. Imports the standard library only.
 """
 
@@ -14,10 +18,12 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _OURS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD)
 _OF_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by Python from its start on, which a command would inherit."""
@@ -30,6 +36,7 @@ def main() -> NoReturn:
     # Waited for, and not handled: none is missed on the way into a call that waits.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
     _die_with_parent(signal.SIGHUP)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
         os._exit(137)
     child = os.fork()
@@ -37,15 +44,57 @@ def main() -> NoReturn:
         _become(line, before)
     with suppress(OSError):
         os.setpgid(child, child)
+    was_told = False
     # Not reaped by this look at it: until then nobody else can have its number.
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+    while not _has_ended(child):
         number = signal.sigwait(_OURS)
         if os.getppid() != parent:
+            was_told = True
             break
         if number in (signal.SIGTERM, signal.SIGUSR1):
+            was_told = True
             _signal(child, signal.SIGKILL if number == signal.SIGUSR1 else signal.SIGTERM)
     _signal(child, signal.SIGKILL)
-    _end_as(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if was_told:
+        _kill_the_rest()
+    _end_as(status)
+
+
+def _has_ended(child: int) -> bool:
+    """Whether the command has; orphans that have ended are reaped meanwhile, as init would."""
+    how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while (ended := os.waitid(os.P_ALL, 0, how)) is not None:
+        if ended.si_pid == child:
+            return True
+        os.waitpid(ended.si_pid, 0)
+    return False
+
+
+def _kill_the_rest() -> None:
+    """Kill what left the group. With each that dies its children become ours, until none is left."""
+    while killed := [pid for pid in _children() if _kill(pid)]:
+        for pid in killed:
+            os.waitpid(pid, 0)
+
+
+def _kill(pid: int) -> bool:
+    """Kill a child; False for one that has become another user's."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
+
+
+def _children() -> Iterator[int]:
+    ours = str(os.getpid())
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            # The name stands in brackets and may hold anything; the state and the parent follow.
+            fields = process.joinpath("stat").read_bytes().rpartition(b")")[2].split()
+            if fields[1].decode() == ours:
+                yield int(process.name)
 
 
 def _become(line: list[str], mask: set[int | signal.Signals]) -> NoReturn:
@@ -62,7 +111,11 @@ def _become(line: list[str], mask: set[int | signal.Signals]) -> NoReturn:
 
 
 def _die_with_parent(number: signal.Signals) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number) != 0:
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value) != 0:
         sys.exit(f"anarchon exec: prctl: {os.strerror(ctypes.get_errno())}")
 
 

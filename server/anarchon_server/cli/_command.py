@@ -1,6 +1,6 @@
 """A command as a handler: started in a process group of its own, which dies with us.
 
-Imports the client's public names and the standard library.
+Imports the client and the standard library.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from anarchon import Context
+from anarchon._errors import ForeignError
 
 TAIL_BYTES = 16 * 1024
 """How much of the end of the output is kept."""
@@ -32,8 +33,8 @@ _WAITING_MAX = 64
 _FLUSH_S = 1.0
 
 
-class ExitStatus(Exception):  # noqa: N818 - what history shows as the error's class
-    """The command ended with a status other than 0, or by a signal."""
+class ExitStatus(ForeignError):  # noqa: N818 - what history shows as the error's class
+    """The command ended with a status other than 0, or by a signal. Its details are the output."""
 
     __module__ = "builtins"  # shown without a module, which says nothing to anybody
 
@@ -226,7 +227,4 @@ def _failed(status: int | None, output: str) -> ExitStatus:
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         how = f"killed by {names.get(-status, f'signal {-status}')}"
-    error = ExitStatus(how)
-    if output:
-        error.add_note(output)
-    return error
+    return ExitStatus(how, output)

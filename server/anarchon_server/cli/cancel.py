@@ -42,7 +42,7 @@ def _cancel(args: argparse.Namespace, admin: AdminClient) -> int:
     state = _admin.word_of(cancelled, "state")
     name = f"{args.job} {_admin.shown_slot(cancelled.slot)}"
     if state in ("failed", "skipped"):
-        print(f"{name}: {state}, {cancelled.reason}")
+        print(f"{name}: {', '.join(filter(None, (state, cancelled.reason)))}")
     else:
         print(f"{name}: {state}, asked to stop")
     return 0

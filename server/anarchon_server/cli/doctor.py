@@ -18,8 +18,10 @@ from anarchon_server.core.store import Capabilities
 _SETTINGS = ("store", "namespace", "max_clock_offset", "strict")
 
 _EPILOG = """\
-The store is opened as anarchon serve would, which makes what is missing in it. Then a claim is tried,
-in a namespace of its own: two tokens for one slot, of which one must win.
+The store is opened as anarchon serve would: what is missing in it is made, a layout of an earlier
+version is brought forward, and a namespace that nobody has used yet takes the layout of the URL's
+strategy (give another --namespace to leave it free). Then a claim is tried, in a namespace of its
+own: two tokens for one slot, of which one must win.
 
 Exit status: 0, it can serve; 1, it cannot, or with --strict leaves a doubt; 2, a wrong argument or
 setting. Variables and the file of --config count as for anarchon serve.

@@ -43,6 +43,7 @@ def _list(args: argparse.Namespace, admin: AdminClient) -> int:
             "NOTES",
         )
         _admin.print_table(heads, map(_row, admin.list_instances()))
+    _admin.say_scope("instances", admin)
     return 0
 
 

@@ -31,6 +31,7 @@ def _list(args: argparse.Namespace, admin: AdminClient) -> int:
     else:
         heads = ("JOB", "SCHEDULE", "NEXT (UTC)", "LAST RUN", "INSTANCES", "NOTES")
         _admin.print_table(heads, map(_row, admin.list_jobs()))
+    _admin.say_scope("jobs", admin)
     return 0
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 from anarchon.admin import AdminClient
@@ -13,10 +12,15 @@ from anarchon.v1 import run_pb2
 from anarchon_server.cli import USAGE_ERROR, _admin
 
 LIMIT_DEFAULT = 20
-WATCH_EVERY_S = 1.0
 
-_WATCHED_MAX = 500
+_SEEN_MAX = 10_000
+_Seen = dict[tuple[str, int], tuple[int | None, bool]]
+"""Of each run a digest of what was shown, and whether it had ended."""
+
 _OUTCOME_SHOWN = 100
+_COVERED_MOST = 10_000
+"""From here on the number of slots that a row stands for is not exact."""
+
 _PREFIX = "RUN_STATE_"
 _STATES = [name.removeprefix(_PREFIX).lower() for name in run_pb2.RunState.keys()[1:]]
 _HEADS = ("JOB", "SLOT (UTC)", "STATE", "ATTEMPT", "INSTANCE", "STARTED", "DURATION", "OUTCOME")
@@ -88,65 +92,76 @@ def _states(text: str) -> list[str]:
 
 
 def _list(args: argparse.Namespace, admin: AdminClient) -> int:
-    found = _runs(args, admin, max(args.limit, _WATCHED_MAX) if args.watch else args.limit)
-    first = next(found, None)
-    if first is None:
-        if args.job:
-            admin.get_job(args.job)  # raises where there is none of that name
-        print("no runs" if not args.watch else "no runs yet", file=sys.stderr)
-    runs = [] if first is None else chain([first], found)
     if args.watch:
-        _watch(args, admin, runs)
-    elif args.json:
+        return _watch(args, admin)
+    found = _newest(args, admin)
+    first = next(found, None)
+    _admin.say_scope("runs", admin)
+    if first is None:
+        _say_none(args, admin, "no runs")
+        return 0
+    runs = chain([first], found)
+    if args.json:
         for one in runs:
             _admin.print_json(one)
-    elif first is not None:
+    else:
         _admin.print_table(_HEADS, map(_row, runs))
     return 0
 
 
-def _watch(args: argparse.Namespace, admin: AdminClient, newest: Iterable[run_pb2.Run]) -> None:
+def _newest(args: argparse.Namespace, admin: AdminClient) -> Iterator[run_pb2.Run]:
+    return admin.list_runs(job=args.job, states=map(_state, args.state), limit=args.limit)
+
+
+def _say_none(args: argparse.Namespace, admin: AdminClient, words: str) -> None:
+    if args.job:
+        admin.get_job(args.job)  # raises where there is none of that name
+    print(words, file=sys.stderr)
+
+
+def _watch(args: argparse.Namespace, admin: AdminClient) -> int:
     """Print the newest runs, oldest first, and then every one that is new or has changed."""
     table = _admin.Table(_HEADS)
-    seen: dict[tuple[str, int], bytes] = {}
-    most: int | None = args.limit
-    while True:
-        changed = []
-        for found in reversed(list(newest)):
-            key = (found.job, found.slot)
-            # A lease moves on with every heartbeat, which is no change for people.
-            now = run_pb2.Run()
-            now.CopyFrom(found)
-            now.ClearField("lease_end_time")
-            content = now.SerializeToString(deterministic=True)
-            if seen.pop(key, None) != content:
-                changed.append(found)
-            seen[key] = content
-        # Of those that were there before only as many as were asked for.
-        _print_changes(args, table, changed if most is None else changed[-most:])
-        most = None
-        while len(seen) > 2 * _WATCHED_MAX:
-            del seen[next(iter(seen))]
-        _pause(WATCH_EVERY_S)
-        newest = _runs(args, admin, _WATCHED_MAX)
+    seen: _Seen = {}
+    # Begun before the list is asked for: what changes meanwhile comes with it.
+    with admin.watch_runs(job=args.job) as changes:
+        newest = list(_newest(args, admin))
+        _admin.say_scope("runs", admin)
+        if not newest:
+            _say_none(args, admin, "no runs yet")
+        for found in chain(reversed(newest), changes):
+            if _is_news(found, seen) and _is_wanted(args, found):
+                _print_change(args, table, found)
+    return 0
 
 
-def _print_changes(
-    args: argparse.Namespace, table: _admin.Table, changed: list[run_pb2.Run]
-) -> None:
+def _is_news(found: run_pb2.Run, seen: _Seen) -> bool:
+    """Whether the run was not shown as it is. A lease moves on with every heartbeat, which is no
+    change for people; and what has ended is not what the watch saw of it before it was listed.
+    """
+    key = (found.job, found.slot)
+    now = run_pb2.Run()
+    now.CopyFrom(found)
+    now.ClearField("lease_end_time")
+    content: int | None = hash(now.SerializeToString(deterministic=True))
+    before, ended = seen.pop(key, (None, False))
+    if ended:
+        content = before
+    seen[key] = content, ended or found.state in _admin.FINAL
+    if len(seen) > _SEEN_MAX:
+        del seen[next(iter(seen))]
+    return before != content
+
+
+def _is_wanted(args: argparse.Namespace, found: run_pb2.Run) -> bool:
+    return not args.state or found.state in map(_state, args.state)
+
+
+def _print_change(args: argparse.Namespace, table: _admin.Table, found: run_pb2.Run) -> None:
     if args.json:
-        for found in changed:
-            _admin.print_json(found)
-    elif changed:
-        table.print(map(_row, changed))
-
-
-def _pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
-def _runs(args: argparse.Namespace, admin: AdminClient, limit: int) -> Iterator[run_pb2.Run]:
-    return admin.list_runs(job=args.job, states=map(_state, args.state), limit=limit)
+        _admin.print_json(found)
+    else:
+        table.print([_row(found)])
 
 
 def _state(word: str) -> run_pb2.RunState:
@@ -171,7 +186,13 @@ def _row(found: run_pb2.Run) -> tuple[str, ...]:
 
 def _outcome(found: run_pb2.Run, last: run_pb2.Attempt) -> str:
     """Why the run is where it is: the protocol's reason, what was raised, what was returned."""
-    parts = [found.reason or last.reason, _raised(last), last.result]
+    reason = found.reason or last.reason
+    if found.slots_covered > 1:
+        reason += f" ({found.slots_covered:,} slots)"
+    elif found.blocking_slot:
+        reason += f" ({_admin.shown_slot(found.blocking_slot)})"
+    asked = found.cancel_requested and found.state not in _admin.FINAL and "asked to stop"
+    parts = [reason, asked or "", _raised(last), last.result]
     text = "; ".join(filter(None, parts))
     return text if len(text) <= _OUTCOME_SHOWN else f"{text[: _OUTCOME_SHOWN - 3]}..."
 
@@ -194,12 +215,40 @@ def _show(args: argparse.Namespace, admin: AdminClient) -> int:
         "",
         ("job", found.job),
         ("slot", f"{_admin.shown_slot(found.slot)}  {found.slot}"),
+        ("covers", _covered(found.slots_covered)),
         ("trigger", _admin.word_of(found, "trigger")),
+        ("request", found.request_id),
         ("state", _admin.word_of(found, "state") + because),
+        ("blocked", _blocked(found.blocking_slot)),
+        ("cancel", _cancel(found)),
+        ("retry", _due(found, "next_attempt_time", "due")),
+        ("lease", _due(found, "lease_end_time", "until")),
     )
     for attempt in found.attempts:
         _show_attempt(attempt)
     return 0
+
+
+def _covered(slots: int) -> str:
+    """How many slots a skipped row stands for, where it is more than its own."""
+    if slots <= 1:
+        return ""
+    least = "at least " if slots >= _COVERED_MOST else ""
+    return f"{least}{slots:,} slots, the newest of which is this"
+
+
+def _blocked(slot: int) -> str:
+    return f"by the run of {_admin.shown_slot(slot)}" if slot else ""
+
+
+def _due(found: run_pb2.Run, field: str, word: str) -> str:
+    return f"{word} {_admin.shown_time(found, field)}" if found.HasField(field) else ""
+
+
+def _cancel(found: run_pb2.Run) -> str:
+    if not found.cancel_requested:
+        return ""
+    return ": ".join(filter(None, ("requested", found.cancel_message)))
 
 
 def _show_attempt(attempt: run_pb2.Attempt) -> None:

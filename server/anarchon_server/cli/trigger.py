@@ -8,19 +8,13 @@ import time
 from pathlib import Path
 
 from anarchon import ClientError, SidecarError, SidecarUnavailableError
-from anarchon.admin import AdminClient
+from anarchon.admin import PAYLOAD_MAX_BYTES, AdminClient
 from anarchon.v1 import run_pb2
 from anarchon_server.cli import FAILED, _admin
 
 WAIT_EVERY_S = 0.5
 AWAY_MAX_S = 60.0
 """How long a sidecar may be away while its run is waited for: it restarts, and the run goes on."""
-
-_FINAL = (
-    run_pb2.RUN_STATE_SUCCESS,
-    run_pb2.RUN_STATE_FAILED,
-    run_pb2.RUN_STATE_SKIPPED,
-)
 
 
 # The subparsers object has no public type.
@@ -71,20 +65,29 @@ def _trigger(args: argparse.Namespace, admin: AdminClient) -> int:
 
 
 def _payload(file: str | None) -> bytes:
+    """What the handler is handed. No more is read than can be."""
     if file is None:
         return b""
-    if file == "-":
-        return sys.stdin.buffer.read()
     try:
-        return Path(file).read_bytes()
+        if file == "-":
+            payload = sys.stdin.buffer.read(PAYLOAD_MAX_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                payload = opened.read(PAYLOAD_MAX_BYTES + 1)
     except OSError as error:
         raise ClientError(f"--payload {file}: {error.strerror}") from None
+    if len(payload) > PAYLOAD_MAX_BYTES:
+        raise ClientError(
+            f"--payload {file}: more than {PAYLOAD_MAX_BYTES} bytes, the most; hand over where the "
+            "data is instead"
+        )
+    return payload
 
 
 def _ended(admin: AdminClient, made: run_pb2.Run) -> run_pb2.Run:
     answered = time.monotonic()
     said = False
-    while made.state not in _FINAL:
+    while made.state not in _admin.FINAL:
         time.sleep(WAIT_EVERY_S)
         try:
             made = admin.get_run(made.job, made.slot)
@@ -103,10 +106,8 @@ def _say(line: str) -> None:
 
 
 def _outcome(made: run_pb2.Run) -> str:
-    state = _admin.word_of(made, "state")
-    if made.reason:
-        return f"{state}, {made.reason}"
-    if made.attempts and made.attempts[-1].HasField("failure"):
-        failure = made.attempts[-1].failure
-        return _admin.printable(f"{state}, {failure.type}: {failure.message}")
-    return state
+    """The state, and why: the protocol's reason, else what was raised."""
+    failure = made.attempts[-1].failure if made.attempts else run_pb2.Failure()
+    raised = ": ".join(filter(None, (failure.type, failure.message)))
+    words = filter(None, (_admin.word_of(made, "state"), made.reason or raised))
+    return _admin.printable(", ".join(words))

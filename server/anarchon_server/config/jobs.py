@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from anarchon_server.core import limits
+from anarchon_server.core.configured import NO_LIMIT
 from anarchon_server.core.errors import InvalidError
 from anarchon_server.core.model import (
     CatchUpPolicy,
@@ -34,6 +35,20 @@ def _duration(field: str, raw: object) -> int:
         return parse_duration_ms(raw)
     except ScheduleError as error:
         raise InvalidError(field, raw, error.expected) from error
+
+
+def _timeout(field: str, raw: object) -> int:
+    """0 where the attempts of the job have no limit, whatever its client says."""
+    if raw == "none":
+        return 0
+    timeout_ms = _duration(field, raw)
+    if not timeout_ms:
+        raise InvalidError(field, raw, 'at least 1ms; "none" for no limit')
+    return timeout_ms
+
+
+def _concurrency(field: str, raw: object) -> int:
+    return _count(0, limits.CONCURRENCY_MAX)(field, raw) or NO_LIMIT
 
 
 def _count(least: int, most: int) -> Read:
@@ -69,7 +84,7 @@ def _word(kind: type[OverlapPolicy | CatchUpPolicy]) -> Read:
 
 
 def _labels(field: str, raw: object) -> tuple[tuple[str, str], ...]:
-    texts = isinstance(raw, dict) and all(isinstance(value, str) for value in raw.values())
+    texts = isinstance(raw, dict) and raw and all(isinstance(value, str) for value in raw.values())
     if not texts:
         raise InvalidError(field, raw, 'write a table of texts: { team = "billing" }')
     return labels_of(cast("dict[str, str]", raw))
@@ -77,7 +92,7 @@ def _labels(field: str, raw: object) -> tuple[tuple[str, str], ...]:
 
 _POLICIES: Mapping[str, tuple[str, Read]] = {
     "jitter": ("jitter_ms", _duration),
-    "timeout": ("timeout_ms", _duration),
+    "timeout": ("timeout_ms", _timeout),
     "heartbeat": ("heartbeat_ms", _duration),
     "lease": ("lease_ms", _duration),
     "overlap": ("overlap", _word(OverlapPolicy)),
@@ -86,7 +101,7 @@ _POLICIES: Mapping[str, tuple[str, Read]] = {
     "catch_up_limit": ("catch_up_limit", _count(1, limits.CATCH_UP_LIMIT_MAX)),
     "start_deadline": ("start_deadline_ms", _duration),
     "max_attempts": ("max_attempts", _count(1, limits.ATTEMPTS_MAX)),
-    "concurrency": ("concurrency", _count(1, limits.CONCURRENCY_MAX)),
+    "concurrency": ("concurrency", _concurrency),
     "labels": ("labels", _labels),
     "cancel_grace": ("cancel_grace_ms", _duration),
     "stop_grace": ("stop_grace_ms", _duration),
@@ -168,6 +183,9 @@ def _retry(path: str, table: Mapping[str, object]) -> RetrySpec | None:
         if spacing:
             raise InvalidError(f"{path}.{spacing[0]}", table[spacing[0]], "it goes with retries")
         return None
-    retries = _count(1, limits.RETRIES_MAX)(f"{path}.retries", table["retries"])
+    retries = _count(0, limits.RETRIES_MAX)(f"{path}.retries", table["retries"])
+    if not retries and spacing:
+        expected = "there is nothing to space: retries is 0"
+        raise InvalidError(f"{path}.{spacing[0]}", table[spacing[0]], expected)
     values = {_RETRY[key][0]: _RETRY[key][1](f"{path}.{key}", table[key]) for key in spacing}
     return RetrySpec(retries, **values)

@@ -5,7 +5,7 @@ Imports the core's leaves, `jobs`, `holding` and `beating`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 
 from anarchon_server.core import limits
@@ -52,6 +52,10 @@ def _draining() -> RefusedError:
     return RefusedError("DRAINING", "this sidecar is stopping; subscribe to its successor")
 
 
+def _by_name(jobs: Iterable[Job]) -> dict[str, Job]:
+    return {job.name: job for job in jobs}
+
+
 class Attaching:
     """Opens, keeps and ends sessions."""
 
@@ -70,9 +74,10 @@ class Attaching:
         except AnarchonError as error:
             self._context.out.append(EndStream(request.session_id, request.stream_id, error))
             return
+        known = self._context.sessions.get(request.session_id)
+        before = known.jobs if known is not None else ()
         session = self._opened(request, jobs)
-        self._jobs.offer(jobs)
-        self._jobs.forget_unoffered()
+        self._offer_newest((*session.jobs, *before))
         ours = {t for t in request.in_flight if self._is_ours(session, t)}
         strange = tuple(t for t in dict.fromkeys(request.in_flight) if t not in ours)
         adoptable = tuple(r for t in strange if (r := self._adoption_of(session, t)) is not None)
@@ -84,6 +89,13 @@ class Attaching:
             self._ask_to_adopt(session, request.stream_id, adoptable, lost)
         else:
             self._attach(session, lost)
+
+    def _offer_newest(self, names: Iterable[str]) -> None:
+        """S28. Which sessions offer these jobs has changed: of those that do, the newest Subscribe
+        makes the slots; what none offers is dropped.
+        """
+        self._jobs.offer(self._context.sessions.newest_offers(names))
+        self._jobs.forget_unoffered()
 
     def _checked(self, request: Subscribe) -> tuple[Job, ...]:
         context = self._context
@@ -123,18 +135,33 @@ class Attaching:
                 for session in sessions
             ]
         except AnarchonError as error:
-            context.log(Level.ERROR, "reload_refused", error=str(error))
+            context.log(Level.ERROR, "reload_refused", file=request.file, error=str(error))
             return
+        noted = self._overridden(sessions)
         context.configured = request.jobs
         for session, jobs in zip(sessions, offers, strict=True):
-            self._jobs.offer(jobs)
+            session.offers = _by_name(jobs)
+        self._offer_newest(name for session in sessions for name in session.jobs)
+        for session, jobs in zip(sessions, offers, strict=True):
             self._offer_time(session, limits.session_ttl(min(job.lease_ms for job in jobs)))
-        context.log(Level.INFO, "reloaded", jobs=len(request.jobs))
+        context.log(Level.INFO, "reloaded", jobs=len(request.jobs), file=request.file)
+        # An attached client has had its notes already: what is new since then is told here.
+        news = (note for note in self._overridden(sessions) if note not in noted)
+        for note in islice(news, limits.NOTES_MAX):
+            context.log(Level.WARNING, "job_overridden", note=note)
+
+    def _overridden(self, sessions: Iterable[Session]) -> dict[str, None]:
+        """What the configuration says otherwise than these clients: notes, each once, in order."""
+        return dict.fromkeys(
+            note
+            for session in sessions
+            for spec in session.specs
+            for note in laid_over(spec, self._context.configured)[1]
+        )
 
     def _opened(self, request: Subscribe, jobs: tuple[Job, ...]) -> Session:
         context = self._context
         offered = limits.session_ttl(min(job.lease_ms for job in jobs))
-        names = tuple(job.name for job in jobs)
         session = context.sessions.get(request.session_id)
         reopened = session is not None
         if session is None:
@@ -146,7 +173,7 @@ class Attaching:
             context.sessions.remove_jobs(session)
         session.client = request.client
         session.specs = request.specs
-        session.jobs = names
+        session.offers = _by_name(jobs)
         session.max_concurrency = request.max_concurrency
         session.stream_id = request.stream_id
         session.attached = session.fresh = session.draining = session.blocked = False
@@ -172,7 +199,7 @@ class Attaching:
     def _adoption_of(self, session: Session, token: str) -> Renewal | None:
         """The renewal that would adopt the token; None: it cannot be this session's."""
         named = read_token(token)
-        if named is None or named[0] not in session.jobs or not self._is_free(token):
+        if named is None or named[0] not in session.offers or not self._is_free(token):
             return None
         state = self._jobs.get(named[0])
         assert state is not None, "this session offers it"
@@ -268,8 +295,7 @@ class Attaching:
     def _notes(self, session: Session) -> tuple[str, ...]:
         """What a reader might not expect of the schedules, then those on the clock in words."""
         jobs = tuple(self._jobs_of(session))
-        configured = self._context.configured
-        differing = (note for spec in session.specs for note in laid_over(spec, configured)[1])
+        differing = self._overridden([session])
         unexpected = (f"{job.name}: {note}" for job in jobs for note in job.schedule.notes)
         in_words = (f"{job.name}: {words}" for job in jobs if (words := self._in_words(job)))
         notes = tuple(islice(chain(differing, unexpected, in_words), limits.NOTES_MAX + 1))
@@ -435,7 +461,7 @@ class Attaching:
         for hold in holds:
             if not hold.handed_over and not self._placed_anew(hold):
                 self._holding.give_back(hold, Reason.NOT_ACCEPTED)
-        self._jobs.forget_unoffered()
+        self._offer_newest(session.jobs)
         return [hold for hold in holds if hold.handed_over]
 
     def _placed_anew(self, hold: Hold) -> bool:

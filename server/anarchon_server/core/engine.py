@@ -296,9 +296,15 @@ class Engine:
 
     def resolve(self, spec: JobSpec, wall_at: int) -> Job:
         """The job that the spec makes here. Raises `InvalidError` and `UnsupportedError`."""
+        wanted, _ = laid_over(spec, self._context.configured)
+        return self.resolve_stored(wanted, wall_at)
+
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job of a definition that the store has: what was configured where it was registered is
+        in it, and what is configured here is not about it (S29). Raises as `resolve` does.
+        """
         context = self._context
-        wanted, _ = laid_over(spec, context.configured)
-        return resolve(wanted, context.capabilities, context.settings.lease_ms, wall_at)
+        return resolve(spec, context.capabilities, context.settings.lease_ms, wall_at)
 
     def status(self, now: int) -> Status:
         """What the instance is able to do at `now`, and what it has."""

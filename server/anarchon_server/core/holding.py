@@ -59,6 +59,7 @@ class Hold:
     `silences` counts the KeepAlives in a row that did not, `sent_at` is when it was sent last,
     `resent` the times it was sent again. `finished`: its result waits for the store.
     `lapsing`: it is renewed no more. `cancel_stored`: the store has the request to cancel it.
+    `cancel_message` is what the request says to the handler.
     """
 
     token: str
@@ -89,6 +90,7 @@ class Hold:
     timeout_at: int | None = None
     started_at: int | None = None
     cancel: CancelReason | None = None
+    cancel_message: str = ""
     failed: int = 0
     retry: Retry | None = None
     payload: bytes = b""
@@ -537,7 +539,7 @@ class Holding:
             self._context.timers.set(
                 ("grace", hold.token), self._context.now + hold.cancel_grace_ms
             )
-        hold.cancel = reason
+        hold.cancel, hold.cancel_message = reason, message
         session = self._context.sessions.place_of(hold.token)
         if session is not None and session.attached:
             self._context.send(session, Cancelled(hold.token, reason, message))
@@ -550,7 +552,7 @@ class Holding:
         """Its stream is another: what was sent on the last one may not have come."""
         for hold in self.of_session(session):
             if hold.cancel is not None:
-                self._context.send(session, Cancelled(hold.token, hold.cancel))
+                self._context.send(session, Cancelled(hold.token, hold.cancel, hold.cancel_message))
 
     def grace_over(self, token: str) -> None:
         """The handler has not obeyed in its grace: renewed no longer, its place is taken."""

@@ -122,6 +122,16 @@ LOST_SHOWN = DAY
 PAGE_DEFAULT = 50
 PAGE_MAX = 500
 
+# Watching runs. A round looks at one page of the newest runs at least, and at one of the older ones
+WATCHES_MAX = 32
+WATCH_EVERY = SECOND
+WATCH_PAUSE_LEAST = 100
+WATCH_BUSY_SHARE = 4
+WATCH_STORE_AWAY = MINUTE
+WATCH_HEADS_MAX = 40
+WATCH_ASIDES = 20
+WATCH_KNOWN_MAX = 20_000
+
 
 def lease_margin(lease_ms: int) -> int:
     """By how much local trust in a lease ends before the lease does: a sixth of it."""
@@ -149,6 +159,7 @@ for _lease in (LEASE_MIN, LEASE_DEFAULT, LEASE_MAX):
     assert session_ttl(_lease) + _lease // HEARTBEAT_SHARE_MIN + lease_margin(_lease) <= _lease
 assert LEASE_MIN // HEARTBEAT_SHARE_MIN >= HEARTBEAT_MIN
 assert EARLY_MAX < START_DEADLINE_OVER_JITTER
+assert WATCH_KNOWN_MAX >= PAGE_MAX * WATCH_HEADS_MAX
 assert CLAIM_BATCH <= ASSIGNMENTS_MAX
 assert UNKNOWN_ASKED_FOR < RECORD_OVER_DEADLINE
 assert NAME_MAX + 13 + 32 + 2 <= TOKEN_MAX_BYTES

@@ -1015,14 +1015,27 @@ def judge_definitions(
     return job, gone
 
 
-def prune_bound(now: Moment, in_use: Iterable[KeptDefinition], settled: Mapping[str, int]) -> int:
+def in_use(
+    job: JobRecord, kept: Iterable[KeptDefinition], live: Collection[str]
+) -> list[KeptDefinition]:
+    """The definitions whose slots pruning may not pass by, of those `kept`.
+
+    They are what live instances hold (`live`, by id). Where none holds any it is the current one,
+    whose slots are planned when an instance is back; one that was tried and rolled back while others
+    went on has none to plan (S20), and would keep all history until it goes itself.
+    """
+    used = live or {job.definition_id}
+    return [each for each in kept if each.definition_id in used]
+
+
+def prune_bound(now: Moment, used: Iterable[KeptDefinition], settled: Mapping[str, int]) -> int:
     """The newest slot up to which pruning may raise a job's floor (S2).
 
-    `in_use` are the definitions that are current or held by a live instance, `settled` what
-    each schedule has settled. Where nothing is in use nothing can be claimed or planned.
+    `settled` is what each schedule has settled. Where nothing is in use nothing can be claimed or
+    planned.
     """
     bound = now.at
-    for each in in_use:
+    for each in used:
         bound = min(bound, now.at - each.window_ms, settled.get(each.schedule_id, bound))
     return bound
 

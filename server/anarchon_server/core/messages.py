@@ -124,9 +124,10 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The configuration's jobs are these from now on."""
+    """The configuration's jobs are these from now on. `file` is where they stand, for the log."""
 
     jobs: Mapping[str, JobSpec]
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)

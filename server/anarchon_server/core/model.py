@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 
@@ -172,12 +173,13 @@ def _known_of(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name in known}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Definition:
     """One version of a job, as the store keeps it (S28).
 
     `schedule_id` is the schedule's canonical identity (empty: the job has no schedule);
-    `window_ms` is the job's `catch_up_window`, below which pruning may not raise the floor.
+    `window_ms` is the job's `catch_up_window`, below which pruning may not raise the floor. The
+    texts are made once, as an instance registers ten thousand definitions again and again.
     """
 
     spec: JobSpec
@@ -189,10 +191,15 @@ class Definition:
         """The job's name."""
         return self.spec.name
 
-    @property
+    @cached_property
+    def spec_json(self) -> str:
+        """The spec as canonical JSON, as the store keeps it."""
+        return self.spec.to_json()
+
+    @cached_property
     def definition_id(self) -> str:
         """A digest of the spec: two instances hold one definition exactly if these are equal."""
-        return hashlib.sha256(self.spec.to_json().encode()).hexdigest()[:32]
+        return hashlib.sha256(self.spec_json.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,10 +265,10 @@ def _refuse_what_the_backend_has_not(spec: JobSpec, capabilities: Capabilities) 
     backend = capabilities.backend
     if spec.by_name:
         raise InvalidError(
-            "name",
-            spec.name,
-            "it is offered by name only, and the sidecar's configuration has no job of this name: "
-            f"add [jobs.{spec.name}] to its file, or give the job a schedule in code",
+            "schedule",
+            "unset",
+            "it is offered by name only, and the sidecar's configuration has no schedule for it: "
+            f"set every or cron in [jobs.{spec.name}] of its file, or give it one in code",
         )
     if spec.schedule is None:
         hint = f"set every or cron, in code or at [jobs.{spec.name}] of the sidecar's configuration"

@@ -7,7 +7,7 @@ it is made until the client has reported the attempt or no longer names it (S13,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from anarchon_server.core import limits
@@ -19,8 +19,9 @@ from anarchon_server.core.policy import Job
 class Session:
     """One client's attachment. Moments are on the sidecar's boot-time clock.
 
-    `specs` are as the client stated them. `ttl_ms` is the longest time for which the client may still believe in the session;
-    `offered_ms` what it was told last (S15: a shorter one counts once the client has it).
+    `specs` are as the client stated them, `offers` the jobs that they make here, by name.
+    `ttl_ms` is the longest time for which the client may still believe in the session, `offered_ms`
+    what it was told last (S15: a shorter one counts once the client has it).
     `places` maps each token that takes a place to its job; `ended` names those of them that
     the client was told to stop and that are no longer held, with the reason. `exited`: its process
     is gone for certain. `strangers` counts
@@ -34,7 +35,7 @@ class Session:
     kept_alive_at: int
     client: Client = field(default_factory=Client)
     specs: tuple[JobSpec, ...] = ()
-    jobs: tuple[str, ...] = ()
+    offers: Mapping[str, Job] = field(default_factory=dict)
     max_concurrency: int = 0
     stream_id: int | None = None
     attached: bool = False
@@ -47,6 +48,11 @@ class Session:
     strangers: int = 0
     places: dict[str, str] = field(default_factory=dict)
     ended: dict[str, CancelReason] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The names of the jobs that it offers."""
+        return tuple(self.offers)
 
     def open_for(self, job: Job, now: int) -> bool:
         """Whether an attempt of `job` may be handed to this client now (the claim gate)."""
@@ -97,7 +103,7 @@ class Sessions:
         return self._sessions.get(session_id)
 
     def put(self, session: Session) -> None:
-        """Takes in a session with the jobs it offers."""
+        """Takes in a session with the jobs it offers, as the newest that has them."""
         self._sessions[session.session_id] = session
         for job in session.jobs:
             self._by_job.setdefault(job, {})[session.session_id] = session
@@ -120,6 +126,11 @@ class Sessions:
     def offers(self, job: str) -> bool:
         """Whether any session has the job."""
         return job in self._by_job
+
+    def newest_offers(self, jobs: Iterable[str]) -> tuple[Job, ...]:
+        """Those of the jobs that any session has, each as its newest Subscribe has it (S28)."""
+        holders = ((job, self._by_job[job]) for job in dict.fromkeys(jobs) if job in self._by_job)
+        return tuple(next(reversed(each.values())).offers[job] for job, each in holders)
 
     def has_job(self, session: Session, job: str) -> bool:
         """Whether this session has the job."""

@@ -117,13 +117,16 @@ class Reply(Generic[T_co]):
     """A batch's answers, in the batch's order, with the store's time (ms) when it was done.
 
     `fences` has the highest fence of every job the batch touched, and `store_id` the
-    store's identity: how an instance learns that a store went back (S27a).
+    store's identity: how an instance learns that a store went back (S27a). `looked_to`: a page of
+    runs ended there, the (slot, job) of the last that was looked at, before it was full, as to look
+    for more that match would have taken too long.
     """
 
     store_at: int
     answers: tuple[T_co, ...]
     fences: Mapping[str, int] = field(default_factory=dict)
     store_id: str = ""
+    looked_to: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

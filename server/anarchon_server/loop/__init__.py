@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from anarchon_server import failpoints
@@ -60,8 +61,8 @@ class Steps(Protocol):
         """Raises `InvalidError` or `UnsupportedError` for a spec that would be refused."""
         ...
 
-    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
-        """The job that a spec makes, or what `check_spec` raises."""
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
+        """The job of a definition that the store has, or what `check_spec` raises."""
         ...
 
 
@@ -107,6 +108,7 @@ class Loop:
         self._processes = ProcessWatch(lambda s: self.feed(messages.ClientExited(s)))
         self._unexpected: set[tuple[str, str]] = set()
         self._closed = False
+        self._listeners: set[asyncio.Event] = set()
         self._stopped: asyncio.Future[None] | None = None
 
     # ── Life ────────────────────────────────────────────────────────────────────────────────────
@@ -137,6 +139,7 @@ class Loop:
     async def close(self) -> None:
         """End every stream, request and call at once."""
         self._closed = True
+        self.tell_news()
         for timer in (self._timer, self._pulse_timer):
             if timer is not None:
                 timer.cancel()
@@ -169,9 +172,9 @@ class Loop:
         """Raise `InvalidError` or `UnsupportedError` for a spec that Subscribe would refuse."""
         self._engine.check_spec(spec, self.wall_ms())
 
-    def resolve(self, spec: JobSpec) -> Job:
-        """Return the job that the spec makes here. Raises as `check_spec` does."""
-        return self._engine.resolve(spec, self.wall_ms())
+    def resolve_stored(self, spec: JobSpec) -> Job:
+        """Return the job of a definition that the store has. Raises as `check_spec` does."""
+        return self._engine.resolve_stored(spec, self.wall_ms())
 
     # ── Clients ─────────────────────────────────────────────────────────────────────────────────
 
@@ -244,8 +247,7 @@ class Loop:
     async def _ask(
         self, make: Callable[[int], Request]
     ) -> messages.KeepAliveAnswer | messages.CompleteAnswer | messages.Closed:
-        if self._closed:
-            raise RefusedError("DRAINING", "the sidecar is going away")
+        self.check_running()
         self._count += 1
         number = self._count
         answer = asyncio.get_running_loop().create_future()
@@ -269,6 +271,29 @@ class Loop:
         except TimeoutError:
             limit_s = self._op_timeout_ms / 1_000
             raise StoreUnavailable(f"the store did not answer within {limit_s:g} s") from None
+
+    @contextmanager
+    def news(self) -> Iterator[asyncio.Event]:
+        """Lend an event that is set when runs may have changed, and when the loop is closed.
+
+        Most changes by this instance set it, few by others: never rely on it.
+        """
+        event = asyncio.Event()
+        self._listeners.add(event)
+        try:
+            yield event
+        finally:
+            self._listeners.discard(event)
+
+    def tell_news(self) -> None:
+        """Say that runs may have changed."""
+        for event in self._listeners:
+            event.set()
+
+    def check_running(self) -> None:
+        """Raise `RefusedError` once the loop is closed."""
+        if self._closed:
+            raise RefusedError("DRAINING", "the sidecar is going away")
 
     def _check_open(self) -> None:
         if not self.store_open:
@@ -403,6 +428,7 @@ class Loop:
             async with asyncio.timeout(command.timeout_ms / 1_000):
                 reply: Reply[Any] = await getattr(self.store, method)(*command.arguments)
             await failpoints.reached(f"store.{method}.after")
+            self.tell_news()
         except TimeoutError:
             text = f"{method}: no answer within {command.timeout_ms} ms"
             failure = messages.StoreFailed(command.call_id, text, unknown=True)
@@ -429,6 +455,7 @@ class Loop:
             try:
                 self._check_open()
                 async for _ in self.store.watch():
+                    self.tell_news()
                     self.feed(messages.Woken())
                 return  # a store that does not notify
             except StoreError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
 from functools import wraps
 from itertools import islice
 from typing import Any, TypeVar
@@ -27,7 +28,6 @@ from anarchon_server.core.errors import (
     InvalidError,
     InvalidScheduleError,
     NotFoundError,
-    UnsupportedError,
 )
 from anarchon_server.core.policy import read_schedule
 from anarchon_server.core.slots import Every, Schedule
@@ -37,6 +37,7 @@ from anarchon_server.loop import Loop
 from anarchon_server.rpc import conversion as wire
 from anarchon_server.rpc.operating import Operator
 from anarchon_server.rpc.sessions import Context, refuse
+from anarchon_server.rpc.watching import Watches
 
 PREVIEW_DEFAULT = 10
 
@@ -44,7 +45,9 @@ _SLOT_MOST = 2**53 - 1
 """Beyond it a store could not compare slots exactly, and there are none."""
 
 SCOPE_KEY = "anarchon-scope"
-"""In the trailing metadata of an answer that is an instance's own: which one's, percent-encoded."""
+"""In the trailing metadata of an answer that is an instance's own, and in the initial metadata of a
+watch: which one's, percent-encoded.
+"""
 
 _FROM_STORE = frozenset(
     {"ListJobs", "GetJob", "ListRuns", "GetRun", "ListInstances", "GetInstance"}
@@ -61,9 +64,8 @@ def _answered(
 
     @wraps(method)
     async def served(self: AdminServicer, request: M, context: Context) -> R:
-        if self._answers_for_itself and method.__name__ in _FROM_STORE:
-            scope = quote(self._label, safe=":")
-            context.set_trailing_metadata(((SCOPE_KEY, f"instance={scope}"),))
+        if method.__name__ in _FROM_STORE:
+            context.set_trailing_metadata(self._scope())
         try:
             return await method(self, request)
         except AnarchonError as error:
@@ -73,18 +75,25 @@ def _answered(
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """The service's methods. What this version does not have yet is refused as UNSUPPORTED."""
+    """The service's methods."""
 
     def __init__(self, loop: Loop, namespace: str) -> None:
         self._loop = loop
         self._store = loop.store
         self._operator = Operator(loop)
+        self._watches = Watches(loop)
         self._namespace = namespace
 
     @property
     def _answers_for_itself(self) -> bool:
         """Whether this instance knows nothing of others, as the store keeps nothing of them."""
         return not self._store.capabilities.history
+
+    def _scope(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of an answer that is this instance's own; of any other there is none."""
+        if not self._answers_for_itself:
+            return ()
+        return ((SCOPE_KEY, f"instance={quote(self._label, safe=':')}"),)
 
     @property
     def _label(self) -> str:
@@ -192,7 +201,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         reply = await self._loop.read(lambda: self._store.runs(query))
         page, more = _page_cut([wire.run_out(view) for view in reply.answers], size)
-        token = _page_token(str(page[-1].slot), page[-1].job) if more else ""
+        goes_on = (page[-1].slot, page[-1].job) if more else reply.looked_to
+        token = _page_token(str(goes_on[0]), goes_on[1]) if goes_on else ""
         return admin_pb2.ListRunsResponse(runs=page, next_page_token=token)
 
     @_answered
@@ -205,8 +215,29 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         reply = await self._loop.read(lambda: self._store.runs(query))
         if not reply.answers:
             hint = self._hint("", "the runs that it won")
-            raise NotFoundError("run", f"{request.job} {request.slot}", hint)
+            raise NotFoundError("run", f"{job} {wire.slot_text(slot)}", hint)
         return admin_pb2.GetRunResponse(run=wire.run_out(reply.answers[0]))
+
+    async def WatchRuns(  # type: ignore[override] # written to, not iterated over
+        self, request: admin_pb2.WatchRunsRequest, context: Context
+    ) -> None:
+        """Streams changes, without stack traces; the initial metadata says that it has begun."""
+        scope = self._scope()
+        context.set_trailing_metadata(scope)
+        try:
+            query = RunQuery(
+                job=_name_in("job", request.job),
+                from_slot=_slot_in("from_slot", request.from_slot) or None,
+                until_slot=_slot_in("until_slot", request.until_slot) or None,
+            )
+            async with aclosing(self._watches.follow(query)) as changes:
+                async for view in changes:
+                    if view is None:
+                        await context.send_initial_metadata(scope)
+                    else:
+                        await context.write(admin_pb2.WatchRunsResponse(run=wire.run_out(view)))
+        except AnarchonError as error:
+            await refuse(context, error)
 
     # ── Instances ───────────────────────────────────────────────────────────────────────────────
 
@@ -279,18 +310,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         job, slot = _job_in(request.job), _slot_in("slot", request.slot)
         view = await self._operator.cancel(job, slot, request.reason)
         return admin_pb2.CancelRunResponse(run=wire.run_out(view))
-
-    # ── Not there yet ───────────────────────────────────────────────────────────────────────────
-
-    @_answered
-    async def WatchRuns(  # type: ignore[override] # written to, not iterated over
-        self, _request: admin_pb2.WatchRunsRequest
-    ) -> None:
-        """Refuses: not in this version."""
-        raise self._not_yet("WatchRuns")
-
-    def _not_yet(self, feature: str) -> UnsupportedError:
-        return UnsupportedError(feature, self._store.capabilities.backend, ())
 
 
 # ── Names ───────────────────────────────────────────────────────────────────────────────────────

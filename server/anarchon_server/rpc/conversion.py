@@ -7,6 +7,7 @@ milliseconds); what it means is for the core to judge. Raises `InvalidError` and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -39,6 +40,15 @@ def duration(value_ms: int) -> Duration:
     sign = -1 if value_ms < 0 else 1
     seconds, rest_ms = divmod(abs(value_ms), 1_000)
     return Duration(seconds=sign * seconds, nanos=sign * rest_ms * 1_000_000)
+
+
+def slot_text(slot: int) -> str:
+    """Return a slot as people read it, in UTC; one that no calendar has as it is."""
+    try:
+        text = datetime.fromtimestamp(slot / 1_000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(slot)
+    return text.replace(".000", "").replace("+00:00", "Z")
 
 
 def timestamp(at_ms: int) -> Timestamp:
@@ -404,18 +414,20 @@ def state_out(state: model.RunState) -> Any:
 
 
 def run_out(view: model.RunView) -> run_pb2.Run:
-    """Return a run as the store shows it."""
+    """Return a run as the store shows it; of a run that was not read whole the newest attempt only."""
     run = view.run
+    newest = () if run.current is None else (run.current,)
     message = run_pb2.Run(
         job=run.job,
         slot=run.slot,
         trigger=enum_out(run.trigger, run_pb2.Trigger, "TRIGGER_"),
         state=state_out(run.state),
         reason=run.reason,
-        attempts=[attempt_out(attempt) for attempt in view.attempts],
+        attempts=[attempt_out(attempt) for attempt in view.attempts or newest],
         blocking_slot=run.blocking_slot,
         slots_covered=run.slots_covered,
         cancel_requested=run.cancel is not None,
+        cancel_message=run.cancel_message,
         request_id=run.request_id,
     )
     if run.retry_at is not None and run.state is model.RunState.RETRYING:

@@ -14,6 +14,7 @@ from anarchon_server.core.errors import (
     InvalidError,
     NotFoundError,
     RefusedError,
+    StoreError,
     StoreUnavailable,
     UnsupportedError,
 )
@@ -25,8 +26,10 @@ from anarchon_server.core.store import (
     ControlAnswer,
     ControlOutcome,
     Pause,
+    RunQuery,
 )
 from anarchon_server.loop import Loop
+from anarchon_server.rpc.conversion import slot_text
 
 _NO_JOB = "it is there once an instance has subscribed with it"
 
@@ -51,7 +54,7 @@ class Operator:
             view, at = await self._job(job)
             if view.paused_at is None:
                 return
-            act = await asyncio.to_thread(resume_of, view, self._loop.resolve, at)
+            act = await asyncio.to_thread(resume_of, view, self._loop.resolve_stored, at)
             if self._found(await self._ask(act), job).outcome is ControlOutcome.DONE:
                 return
         raise _changing(job)
@@ -65,7 +68,7 @@ class Operator:
         for _ in range(limits.ASKED_AGAIN):
             view, at = await self._job(job)
             act = await asyncio.to_thread(
-                trigger_of, view, self._loop.resolve, request_id, payload, at
+                trigger_of, view, self._loop.resolve_stored, request_id, payload, at
             )
             answer = self._found(await self._ask(act), job)
             if answer.outcome is ControlOutcome.FULL:
@@ -75,7 +78,7 @@ class Operator:
                 )
             if answer.outcome is ControlOutcome.DONE:
                 assert answer.run is not None, "a trigger shows its run"
-                return answer.run
+                return await self._whole(answer.run)
         raise _changing(job)
 
     async def cancel(self, job: str, slot: int, reason: str) -> RunView:
@@ -84,12 +87,12 @@ class Operator:
         _within("reason", reason.encode(), limits.REASON_MAX_BYTES)
         answer = await self._ask(CancelRun(job, slot, reason))
         if answer.outcome is ControlOutcome.NOT_FOUND:
-            raise NotFoundError("run", f"{job} {slot}")
+            raise NotFoundError("run", f"{job} {slot_text(slot)}")
         assert answer.run is not None, "a cancel shows its run"
         if answer.outcome is ControlOutcome.FINAL:
             state = answer.run.run.state
-            raise RefusedError("RUN_FINAL", f"the run {job} {slot} has ended: {state}")
-        return answer.run
+            raise RefusedError("RUN_FINAL", f"the run {job} {slot_text(slot)} has ended: {state}")
+        return await self._whole(answer.run)
 
     # ── The store ───────────────────────────────────────────────────────────────────────────────
 
@@ -104,7 +107,22 @@ class Operator:
 
     async def _ask(self, act: Control) -> ControlAnswer:
         reply = await self._loop.read(lambda: self._store.control([act]))
+        self._loop.tell_news()
         return reply.answers[0]
+
+    async def _whole(self, view: RunView) -> RunView:
+        """The run with all its attempts; as it is where the store cannot be read just now, for what was
+        asked is done.
+        """
+        run = view.run
+        if run.current is None:
+            return view
+        query = RunQuery(job=run.job, slot=run.slot, limit=1)
+        try:
+            reply = await self._loop.read(lambda: self._store.runs(query))
+        except StoreError:
+            return view
+        return next(iter(reply.answers), view)
 
     async def _job(self, name: str) -> tuple[JobView, int]:
         reply = await self._loop.read(lambda: self._store.jobs((name,), "", 1))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections import Counter
@@ -43,7 +42,9 @@ from tests.contract.harness import (
     definition,
 )
 from tests.servers import nats
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
+from tests.servers.tools import openssl
 
 SLOT = T0 + PERIOD
 LONG = {"start_deadline_ms": DAY}
@@ -537,7 +538,8 @@ async def test_s10_on_replicas_the_code_of_what_is_under_way_is_a_loss_too(
             assert outcomes == {"won": 1, "lost": 47}
             if codes[jetstream.PERHAPS_WRONG_SEQUENCE]:
                 break
-    assert set(codes) == {jetstream.WRONG_SEQUENCE, jetstream.PERHAPS_WRONG_SEQUENCE}
+    assert codes[jetstream.PERHAPS_WRONG_SEQUENCE]
+    assert set(codes) <= {jetstream.WRONG_SEQUENCE, jetstream.PERHAPS_WRONG_SEQUENCE}
 
 
 def count_codes(connection: Connection, codes: Counter[int]) -> None:
@@ -696,7 +698,7 @@ async def test_when_servers_write_to_disk_is_read_from_their_monitoring(
     monitor = f"http://127.0.0.1:{second.monitor_port}"
     _, doubts = await report_of(f"{second.url}?monitor={monitor}/")
     assert f"the server at {monitor} writes to disk every 90 s" in doubts
-    nobody = f"http://127.0.0.1:{nats.free_ports(1)[0]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     _, doubts = await report_of(f"{second.url}?monitor={nobody}")
     assert f"the monitoring at {nobody} does not say when" in doubts
     _, doubts = await report_of(f"{second.url},127.0.0.1:1?monitor={monitor}")
@@ -955,9 +957,7 @@ async def until_it_is_denied(node: Node) -> None:
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """An authority of the test's own, and a server's certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
-    common = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    common = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     for name, subject in (("server", "127.0.0.1"), ("stranger", "127.0.0.1"), ("me", "anarchon")):
         subprocess.run(
             [

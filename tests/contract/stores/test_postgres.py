@@ -50,6 +50,7 @@ from tests.contract.harness import (
     definition,
 )
 from tests.servers import postgres
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
 
 SLOT = T0 + PERIOD
@@ -1065,7 +1066,7 @@ async def test_a_server_without_tls_is_refused_where_the_url_wants_it() -> None:
 
 
 async def test_a_server_that_is_not_up_yet_is_unavailable_and_not_refused() -> None:
-    url = f"postgresql://u:secret@127.0.0.1:{postgres.free_port()}/db"
+    url = f"postgresql://u:secret@127.0.0.1:{free_port()}/db"
     with pytest.raises(StoreUnavailable) as unavailable:
         await open_store(url, OpenOptions("default", RealClock())).open()
     assert "secret" not in str(unavailable.value)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +62,9 @@ from tests.contract.harness import (
     definition,
 )
 from tests.servers import redis
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
+from tests.servers.tools import openssl
 
 SLOT = T0 + PERIOD
 FREE = {"overlap": OverlapPolicy.ALLOW, "start_deadline_ms": DAY, "previous_slot": None}
@@ -737,7 +738,7 @@ class Watched:
     @property
     def url(self) -> str:
         """Of two Sentinels, the first of which is not there."""
-        return f"redis://127.0.0.1:{redis.free_port()},127.0.0.1:{self.sentinel.port}/0?sentinel=m"
+        return f"redis://127.0.0.1:{free_port()},127.0.0.1:{self.sentinel.port}/0?sentinel=m"
 
     async def is_watched(self) -> None:
         await until(lambda: b"connected_slaves:1" in self.master.send("INFO", "replication"))
@@ -879,7 +880,7 @@ async def test_a_replica_and_its_master(kind: str, start: Callable[..., redis.Se
 async def test_a_node_of_a_cluster_alone_is_refused_with_what_to_add(
     kind: str, start: Callable[..., redis.Server]
 ) -> None:
-    server = start(kind, "--cluster-enabled", "yes", "--cluster-port", str(redis.free_port()))
+    server = start(kind, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with pytest.raises(StoreRefused, match="node of a cluster: add cluster=true to the URL"):
         await report_of(server.url)
 
@@ -960,7 +961,7 @@ async def test_a_namespace_of_layout_2_is_carried_on_and_no_longer_the_older_ver
 async def test_a_server_that_is_away_is_no_reason_not_to_start(kind: str) -> None:
     redis.session_url(kind)
     with pytest.raises(StoreUnavailable):
-        await report_of(f"redis://127.0.0.1:{redis.free_port()}", timeout_ms=500)
+        await report_of(f"redis://127.0.0.1:{free_port()}", timeout_ms=500)
 
 
 async def test_s31_twenty_that_open_a_new_namespace_at_once_agree_on_the_store(kind: str) -> None:
@@ -1112,9 +1113,7 @@ async def test_the_password_comes_from_the_url_a_file_or_the_environment(
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     """An authority of the test's own, and a server's certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
-    common = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    common = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     for name in ("server", "stranger"):
         subprocess.run(
             [
@@ -1131,7 +1130,7 @@ def certificates(tmp_path: Path) -> Path:
 async def test_tls_to_a_server_that_is_known_and_to_no_other(
     start: Callable[..., redis.Server], certificates: Path
 ) -> None:
-    port = redis.free_port()
+    port = free_port()
     start(
         "redis",
         *("--tls-port", str(port), "--tls-auth-clients", "no"),

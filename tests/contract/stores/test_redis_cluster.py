@@ -46,6 +46,7 @@ from tests.contract.harness import (
     definition,
 )
 from tests.servers import redis, redis_cluster
+from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
 from tests.servers.redis_cluster import RedisCluster
 
@@ -603,7 +604,7 @@ async def report_of(url: str) -> tuple[str, str]:
 
 async def test_a_cluster_is_found_by_any_of_its_nodes(kind: str) -> None:
     servers = redis_cluster.session_cluster(kind)
-    dead, last = redis.free_port(), servers.masters[2].port
+    dead, last = free_port(), servers.masters[2].port
     verified, doubts = await report_of(f"redis://127.0.0.1:{dead},127.0.0.1:{last}/?cluster=true")
     assert "and a cluster's node" in verified
     assert "3 masters, whose clocks are less than 500 ms apart" in verified

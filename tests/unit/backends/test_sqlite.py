@@ -15,19 +15,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from anarchon_backends.sqlite import SqliteStore, _file, open_store
 from anarchon_backends.sqlite._file import wal_is_safe
+from anarchon_backends.sqlite._rows import Rows
 from anarchon_server.clock import SystemClock
 from anarchon_server.core import messages
 from anarchon_server.core.engine import Status
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
-from anarchon_server.core.model import Instance, JobSpec, OverlapPolicy
+from anarchon_server.core.model import Instance, JobSpec, Outcome, OverlapPolicy
 from anarchon_server.core.policy import Job
-from anarchon_server.core.store import Doubt, OpenOptions, Store
+from anarchon_server.core.store import Completion, Doubt, OpenOptions, RunQuery, Store
 from anarchon_server.loop import Loop
 from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
 
@@ -58,6 +60,39 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def options() -> OpenOptions:
     return OpenOptions("default", FakeClock())
+
+
+async def test_s30_a_late_page_of_a_long_history_costs_what_the_first_does(
+    cluster: Cluster,
+) -> None:
+    """By what the library does, not by the clock."""
+    node = await cluster.node()
+    jobs = [f"job-{number:02}" for number in range(50)]
+    await node.register(*(definition(job) for job in jobs))
+    for number in range(1, 41):
+        cluster.advance_to(T0 + number * PERIOD)
+        claims = [node.wish(cluster.now, job=job) for job in jobs]
+        await node.store.claim(claims)
+        outcome = Outcome()
+        await node.store.complete([Completion(c.job, c.slot, c.token, outcome) for c in claims])
+
+    def steps(query: RunQuery) -> int:
+        count = 0
+
+        def step() -> None:
+            nonlocal count
+            count += 1
+
+        with closing(sqlite3.connect(cluster.database.url.removeprefix("sqlite://"))) as db:
+            db.row_factory = sqlite3.Row
+            db.set_progress_handler(step, 10)
+            page = Rows(db, OpenOptions("default", cluster.clock)).history(query)
+        assert len(page) == query.limit
+        return count
+
+    first = steps(RunQuery(limit=50))
+    late = steps(RunQuery(limit=50, after=(T0 + 2 * PERIOD, "job-25")))
+    assert late < 2 * first
 
 
 # URLs
@@ -467,7 +502,7 @@ class Two:
     def check_spec(self, spec: JobSpec, wall_at: int) -> None:
         raise NotImplementedError
 
-    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from threading import Event
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.gone = Event()
 
     def ListJobs(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
@@ -41,6 +43,23 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         token = str(end) if end < len(RUNS) else ""
         return admin_pb2.ListRunsResponse(runs=RUNS[start:end], next_page_token=token)
 
+    def WatchRuns(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        if request.job == "nowhere":
+            context.set_trailing_metadata((("anarchon-reason", "STORE_UNAVAILABLE"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the store does not answer now")
+        context.add_callback(self.gone.set)
+        if request.job == "slow":
+            self.gone.wait()
+            return
+        context.send_initial_metadata(())
+        for slot in (1, 2):
+            yield admin_pb2.WatchRunsResponse(run=run_pb2.Run(job="sync", slot=slot))
+        if request.job == "stopping":
+            context.set_trailing_metadata((("anarchon-reason", "DRAINING"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the sidecar is going away")
+        self.gone.wait()
+
     def GetRun(self, request: Any, context: Any) -> Any:  # noqa: N802
         return admin_pb2.GetRunResponse(run=run_pb2.Run(job=request.job, slot=request.slot))
 
@@ -54,6 +73,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.ListInstancesResponse(instances=[instance], next_page_token=token)
 
     def GetInstance(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not request.instance_id:
+            context.set_trailing_metadata((("anarchon-scope", "instance=an%20swering:1"),))
         instance = admin_pb2.Instance(instance_id=request.instance_id or "answering")
         return admin_pb2.GetInstanceResponse(instance=instance)
 
@@ -65,12 +86,13 @@ def service() -> Admin:
 
 @pytest.fixture
 def admin(service: Admin) -> Iterator[AdminClient]:
-    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with AdminClient(f"127.0.0.1:{port}") as admin:
         yield admin
+    service.gone.set()
     server.stop(None).wait(10)
 
 
@@ -111,6 +133,18 @@ def test_one_run_and_one_instance_can_be_had(admin: AdminClient) -> None:
     assert admin.get_instance("two").instance_id == "two"
 
 
+def test_an_answer_that_covers_one_instance_says_so(admin: AdminClient) -> None:
+    assert admin.scope == ""
+    admin.get_instance()
+    assert admin.scope == "instance=an swering:1"
+    admin.get_instance("two")
+    assert admin.scope == ""
+
+
+def test_it_is_among_the_public_names() -> None:
+    assert anarchon.AdminClient is AdminClient
+
+
 def test_slots_of_a_name_or_of_any_job_can_be_seen(admin: AdminClient, service: Admin) -> None:
     assert admin.preview_slots("sync", count=3) == [0, 1, 2]
     assert service.asked[0].job == "sync"
@@ -138,3 +172,81 @@ def test_no_sidecar_is_told_with_its_address(call: Callable[[AdminClient], objec
     ):
         call(admin)
     assert admin.address == "127.0.0.1:1"
+
+
+# ── Watching ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_watched_runs_come_as_they_change(admin: AdminClient, service: Admin) -> None:
+    with admin.watch_runs(job="sync", from_slot=7, until_slot=9) as changes:
+        assert [next(changes).slot, next(changes).slot] == [1, 2]
+    asked = service.asked[-1]
+    assert (asked.job, asked.from_slot, asked.until_slot) == ("sync", 7, 9)
+    assert list(changes) == [], "closed"
+    assert service.gone.wait(10), "the sidecar is told"
+
+
+def test_a_watch_that_the_sidecar_ends_says_why(admin: AdminClient) -> None:
+    changes = admin.watch_runs(job="stopping")
+    with pytest.raises(anarchon.SidecarUnavailableError, match="going away") as raised:
+        list(changes)
+    assert raised.value.reason == "DRAINING"
+
+
+def test_a_watch_that_cannot_begin_is_refused_at_once(
+    admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(anarchon.SidecarUnavailableError, match="the store does not answer"):
+        admin.watch_runs(job="nowhere")
+    with pytest.raises(anarchon.ClientError, match="cannot be sent"):
+        admin.watch_runs(from_slot=2**70)
+    monkeypatch.setattr(anarchon.admin, "TIMEOUT_S", 0.1)
+    with pytest.raises(
+        anarchon.SidecarUnavailableError, match=r"did not begin to watch within 0\.1 s"
+    ):
+        admin.watch_runs(job="slow")
+
+
+def test_no_sidecar_to_watch_at_is_told_with_its_address() -> None:
+    with (
+        AdminClient("127.0.0.1:1") as admin,
+        pytest.raises(anarchon.SidecarUnavailableError, match="no sidecar answers"),
+    ):
+        admin.watch_runs()
+
+
+# ── Triggering ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda admin: admin.trigger_run("sync", payload=bytes(9 * 1024 * 1024)),
+            "payload of 9437184 bytes: must be at most 65536 bytes",
+        ),
+        (
+            lambda admin: admin.trigger_run("sync", payload=bytes(64 * 1024 + 1)),
+            "payload of 65537 bytes: must be at most 65536 bytes",
+        ),
+        (
+            lambda admin: admin.trigger_run("sync", request_id="é" * 65),
+            "request_id of 130 bytes: must be at most 128 bytes",
+        ),
+        (
+            lambda admin: admin.pause_job("sync", reason="x" * 1_025),
+            "reason of 1025 bytes: must be at most 1024 bytes",
+        ),
+        (
+            lambda admin: admin.cancel_run("sync", 1, reason="x" * 9_000_000),
+            "reason of 9000000 bytes: must be at most 1024 bytes",
+        ),
+        (lambda admin: admin.get_job("x" * 9_000_000), "a request of 9000005 bytes: must be"),
+    ],
+)
+def test_what_is_too_long_is_named_and_not_sent(
+    admin: AdminClient, service: Admin, call: Callable[[AdminClient], object], said: str
+) -> None:
+    with pytest.raises(anarchon.ClientError, match=said):
+        call(admin)
+    assert service.asked == []

@@ -155,6 +155,9 @@ def test_a_bad_policy_is_refused_by_name_and_value(policies: dict[str, Any], mes
         spec_of(**policies)
     assert message in str(raised.value)
     assert str(raised.value).startswith("job 'nothing': ")
+    assert str(raised.value).endswith(raised.value.expected)
+    # The last of those given is the wrong one; labels have no single value, nor has no policy.
+    assert raised.value.field in ("" if {"labels", "retry"} & set(policies) else policies)
 
 
 @pytest.mark.parametrize(

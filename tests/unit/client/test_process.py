@@ -17,7 +17,7 @@ from anarchon.testing import FakeSidecar
 from tests.unit.client.puppet_server import PuppetServer
 
 APPLICATION = """
-import asyncio, logging, sys, time, ctypes
+import asyncio, ctypes, logging, signal, sys, time
 import anarchon
 
 logging.basicConfig(level=logging.INFO)
@@ -33,8 +33,10 @@ async def waits(ctx):
 
 @anarchon.every("1s")
 async def finishes(ctx):
+    go_on = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, go_on.set)
     print("started", flush=True)
-    await asyncio.sleep(0.3)
+    await go_on.wait()
     return "finished"
 
 @anarchon.every("1s")
@@ -108,6 +110,8 @@ async def test_s23_a_signal_lets_handlers_finish(machine: Machine, number: int) 
     run = machine.sidecar.assign("finishes")
     assert await application.line() == "started"
     application.process.send_signal(number)
+    await machine.sidecar.wait_for(lambda: machine.sidecar.keep_alives[-1].draining)
+    application.process.send_signal(signal.SIGUSR1)
     assert (await run.outcome).success.result == "finished"
     assert await application.rest() == ["gone"]
     assert application.process.returncode == 0

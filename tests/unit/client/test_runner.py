@@ -17,6 +17,7 @@ import pytest
 import anarchon
 from anarchon import _runner
 from anarchon._context import BootClock, Trust
+from anarchon._errors import ForeignError
 from anarchon._runner import Watchdog
 from anarchon.testing import FakeSidecar
 from anarchon.v1 import run_pb2
@@ -164,7 +165,7 @@ async def test_an_error_is_reported_with_its_type_message_and_trace(sidecar: Fak
     assert "in on_the_loop" in failure.stack_trace
     assert not failure.HasField("retry_after")
     failure = (await outcome_of(sidecar, in_a_thread)).failure
-    assert failure.type == "anarchon._errors.JobError"
+    assert failure.type == "anarchon.JobError"
     assert "in in_a_thread" in failure.stack_trace
 
 
@@ -197,7 +198,7 @@ async def test_s22_retry_and_permanent_say_what_is_to_follow(sidecar: FakeSideca
     failure = (await outcome_of(sidecar, never)).failure
     assert failure.permanent
     assert (failure.type, failure.message) == (
-        "anarchon._errors.Permanent",
+        "anarchon.Permanent",
         "the account is closed",
     )
 
@@ -394,6 +395,65 @@ async def test_a_failure_is_in_the_applications_log_with_its_trace(
     assert "in in_a_thread" in caplog.text
 
 
+async def test_a_trace_begins_with_the_handlers_own_code(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def on_the_loop() -> None:
+        raise ValueError("no such invoice: 42")
+
+    def exits() -> NoReturn:
+        try:
+            raise KeyError(7)
+        except KeyError as error:
+            raise SystemExit(3) from error
+
+    async def exits_on_the_loop() -> None:
+        exits()
+
+    for handler in (on_the_loop, exits, exits_on_the_loop):
+        trace = (await outcome_of(sidecar, handler)).failure.stack_trace
+        assert _runner.__file__ not in trace
+        assert f"in {handler.__name__}" in trace
+    assert "KeyError: 7" in trace, "of causes too"
+    await said_in_time(caplog, 3)
+    first = caplog.text.split("no such invoice")[0]
+    assert f'File "{__file__}"' in first
+    assert _runner.__file__ not in first
+
+
+async def test_a_retry_is_said_in_one_line(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def busy() -> None:
+        raise anarchon.Retry("the bank is closed", after="90m")
+
+    def without_words() -> None:
+        try:
+            raise OSError("no network")
+        except OSError as error:
+            raise anarchon.Retry from error
+
+    for handler in (busy, without_words):
+        await outcome_of(sidecar, handler)
+    asks = "job 1791633610000 attempt 1: failed, and asks for a retry"
+    assert await said_in_time(caplog, 2) == [
+        ("WARNING", f"{asks} after 1h30m: the bank is closed", False),
+        ("WARNING", f"{asks}: OSError: no network", False),
+    ]
+
+
+async def test_what_failed_outside_of_python_has_details_in_place_of_a_trace(
+    sidecar: FakeSidecar, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise ForeignError("exit status 3", "no such invoice\n")
+
+    failure = (await outcome_of(sidecar, fail)).failure
+    assert (failure.message, failure.stack_trace) == ("exit status 3", "no such invoice\n")
+    said = await said_in_time(caplog, 1)
+    assert said == [("ERROR", "job 1791633610000 attempt 1: failed: exit status 3", False)]
+
+
 @pytest.mark.parametrize(
     ("reason", "level", "why"),
     [
@@ -463,7 +523,7 @@ async def test_confirm_in_a_thread_raises_what_the_sidecar_says(sidecar: FakeSid
         ctx.confirm()
 
     failure = (await outcome_of(sidecar, handler)).failure
-    assert failure.type == "anarchon._errors.NotConfirmedError"
+    assert failure.type == "anarchon.NotConfirmedError"
 
 
 async def test_as_many_threads_run_as_there_are_handlers_and_they_are_used_again(

@@ -362,7 +362,9 @@ def test_what_is_cancelled_before_it_started_is_reported_as_stopped() -> None:
     harness.assign("a")
     harness.cancel("a", REQUESTED)
     (result,) = harness.one(s.SendResults).request.results
-    assert result.outcome == stopped(REQUESTED)
+    assert result.outcome.stopped == stopped(REQUESTED).stopped
+    assert result.outcome.HasField("elapsed")
+    assert result.outcome.elapsed.ToMilliseconds() == 0
     assert not harness.all(s.StartHandler)
 
 

@@ -16,6 +16,7 @@ from grpc import aio
 from anarchon.v1 import admin_pb2_grpc, job_pb2, session_pb2, session_pb2_grpc
 from anarchon_server.clock import SystemClock
 from anarchon_server.config import Config, load
+from anarchon_server.core import limits
 from anarchon_server.core.engine import Engine, Status
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import OpenOptions, Store
@@ -43,7 +44,11 @@ def make_config(**flags: str) -> Config:
     return load({"store": "memory:", "listen": "127.0.0.1:0", "instance_id": "test:1", **flags}, {})
 
 
-def make_loop(store: Store, on_status: Callable[[Status], None] = lambda _: None) -> Loop:
+def make_loop(
+    store: Store,
+    on_status: Callable[[Status], None] = lambda _: None,
+    op_timeout_ms: int = limits.OP_TIMEOUT,
+) -> Loop:
     numbers = itertools.count(1)
     engine = Engine(
         Settings(instance_id="test:1", incarnation="f" * 32, version=VERSION),
@@ -51,7 +56,7 @@ def make_loop(store: Store, on_status: Callable[[Status], None] = lambda _: None
         draw=lambda _: 0,
         new_nonce=lambda: f"{next(numbers):032x}",
     )
-    return Loop(engine, store, SystemClock(), on_status=on_status)
+    return Loop(engine, store, SystemClock(), on_status=on_status, op_timeout_ms=op_timeout_ms)
 
 
 async def start_sidecar(*, leases: bool = True, **flags: str) -> Sidecar:

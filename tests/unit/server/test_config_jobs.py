@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from anarchon_server.config import ConfigError, load, load_jobs
+from anarchon_server.core.configured import laid_over
 from anarchon_server.core.model import (
     CatchUpPolicy,
     CronSchedule,
@@ -85,6 +86,34 @@ def test_a_job_has_a_schedule_and_every_policy(tmp_path: Path) -> None:
     assert jobs["only-policies"].schedule is None
 
 
+def test_what_a_client_asks_for_can_be_switched_off(tmp_path: Path) -> None:
+    text = """
+        [jobs.sync]
+        retries = 0
+        timeout = "none"
+        concurrency = 0
+        jitter = "0s"
+        overlap = "allow"
+        catch_up = "none"
+        """
+    stated = JobSpec(
+        "sync",
+        EverySchedule(60_000),
+        retry=RetrySpec(3),
+        timeout_ms=5_000,
+        concurrency=2,
+        jitter_ms=1_000,
+    )
+    spec, _ = laid_over(stated, read(tmp_path, text))
+    assert spec == JobSpec(
+        "sync",
+        EverySchedule(60_000),
+        jitter_ms=0,
+        overlap=OverlapPolicy.ALLOW,
+        catch_up=CatchUpPolicy.NONE,
+    )
+
+
 def test_without_a_table_there_are_no_jobs(tmp_path: Path) -> None:
     assert read(tmp_path, "namespace = 'a'\n") == {}
     assert load({}, {"HOME": str(tmp_path)}).jobs == {}
@@ -111,6 +140,14 @@ def test_without_a_table_there_are_no_jobs(tmp_path: Path) -> None:
         ("[jobs.a]\nmax_attempts = true", "jobs.a.max_attempts is True: write a whole number"),
         ("[jobs.a]\nretry_delay = '1s'", "jobs.a.retry_delay is '1s': it goes with retries"),
         ("[jobs.a]\nretries = 1\nretry_factor = 'x'", "jobs.a.retry_factor is 'x': write a number"),
+        ("[jobs.a]\nretries = -1", "jobs.a.retries is -1: write a whole number, 0 to 100"),
+        (
+            "[jobs.a]\nretries = 0\nretry_delay = '1s'",
+            "jobs.a.retry_delay is '1s': there is nothing to space: retries is 0",
+        ),
+        ("[jobs.a]\ntimeout = '0s'", "jobs.a.timeout is '0s': at least 1ms; \"none\" for no limit"),
+        ("[jobs.a]\nconcurrency = -1", "jobs.a.concurrency is -1: write a whole number, 0 to"),
+        ("[jobs.a]\nlabels = {}", "jobs.a.labels is {}: write a table of texts"),
         ("[jobs.a]\nlabels = { a = 1 }", "jobs.a.labels is {'a': 1}: write a table of texts"),
         ("[jobs.a]\ncron = ''", "jobs.a.cron is '': write a text"),
     ],

@@ -66,11 +66,14 @@ local function drop_definitions(key, job)
   return false, stay
 end
 
--- The newest slot up to which the floor may be raised (`machine.prune_bound`).
+-- The newest slot up to which the floor may be raised (`machine.in_use`, `machine.prune_bound`).
 local function bound_of(key, job, definitions)
-  local used = { [job.definition_id] = true }
+  local used = {}
   for _, hold in ipairs((holds(key))) do
     used[hold[1]] = true
+  end
+  if not next(used) then
+    used[job.definition_id] = true
   end
   local bound = NOW
   for _, each in ipairs(definitions) do

@@ -61,8 +61,14 @@ class AdminServiceStub:
     GetRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]
     """Gets one run."""
     WatchRuns: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRunsRequest, _admin_pb2.WatchRunsResponse]
-    """Streams every change to matching runs. Changes may be merged, but the
-    latest state of each run always arrives.
+    """Streams every change to matching runs, from the initial metadata on, and
+    first the runs that are unfinished then. Changes may be merged, and a state
+    may come twice, but the latest state of each run always arrives: as a rule
+    within a second, of a run older than the newest few hundred within minutes.
+    A renewed lease is no change. Without stack traces. Ends UNAVAILABLE when
+    the sidecar stops (reason DRAINING), or has not reached the store for a
+    minute (STORE_UNAVAILABLE): watch again, and list what ended meanwhile.
+    At most 32 of an instance (RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED).
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelRunRequest, _admin_pb2.CancelRunResponse]
     """Asks for a run to stop; one that no attempt holds ends at once. Fails if
@@ -106,8 +112,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]  # type: ignore[assignment]
     """Gets one run."""
     WatchRuns: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRunsRequest, _admin_pb2.WatchRunsResponse]  # type: ignore[assignment]
-    """Streams every change to matching runs. Changes may be merged, but the
-    latest state of each run always arrives.
+    """Streams every change to matching runs, from the initial metadata on, and
+    first the runs that are unfinished then. Changes may be merged, and a state
+    may come twice, but the latest state of each run always arrives: as a rule
+    within a second, of a run older than the newest few hundred within minutes.
+    A renewed lease is no change. Without stack traces. Ends UNAVAILABLE when
+    the sidecar stops (reason DRAINING), or has not reached the store for a
+    minute (STORE_UNAVAILABLE): watch again, and list what ended meanwhile.
+    At most 32 of an instance (RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED).
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelRunRequest, _admin_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Asks for a run to stop; one that no attempt holds ends at once. Fails if
@@ -202,8 +214,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchRunsResponse], _abc.AsyncIterator[_admin_pb2.WatchRunsResponse]]:
-        """Streams every change to matching runs. Changes may be merged, but the
-        latest state of each run always arrives.
+        """Streams every change to matching runs, from the initial metadata on, and
+        first the runs that are unfinished then. Changes may be merged, and a state
+        may come twice, but the latest state of each run always arrives: as a rule
+        within a second, of a run older than the newest few hundred within minutes.
+        A renewed lease is no change. Without stack traces. Ends UNAVAILABLE when
+        the sidecar stops (reason DRAINING), or has not reached the store for a
+        minute (STORE_UNAVAILABLE): watch again, and list what ended meanwhile.
+        At most 32 of an instance (RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED).
         """
 
     @_abc_1.abstractmethod

@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61narchon/v1/error.proto\x12\x0b\x61narchon.v1*\xb5\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12!\n\x1d\x45RROR_REASON_INVALID_SCHEDULE\x10\x02\x12\"\n\x1e\x45RROR_REASON_SESSION_NOT_FOUND\x10\x03\x12\x1e\n\x1a\x45RROR_REASON_JOB_NOT_FOUND\x10\x04\x12\x1e\n\x1a\x45RROR_REASON_RUN_NOT_FOUND\x10\x05\x12#\n\x1f\x45RROR_REASON_INSTANCE_NOT_FOUND\x10\x06\x12\x1a\n\x16\x45RROR_REASON_RUN_FINAL\x10\t\x12!\n\x1d\x45RROR_REASON_SESSION_REPLACED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_LIMIT_EXCEEDED\x10\x0b\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\x0c\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\r\x12 \n\x1c\x45RROR_REASON_BAD_CREDENTIALS\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_UNSUPPORTED\x10\x0f\x12\x18\n\x14\x45RROR_REASON_VERSION\x10\x10\"\x04\x08\x07\x10\x07\"\x04\x08\x08\x10\x08*\x17\x45RROR_REASON_LEASE_LOST*\x1e\x45RROR_REASON_ALREADY_COMPLETEDBP\n\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61narchon/v1/error.proto\x12\x0b\x61narchon.v1*\xb5\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45RROR_REASON_INVALID_FIELD\x10\x01\x12!\n\x1d\x45RROR_REASON_INVALID_SCHEDULE\x10\x02\x12\"\n\x1e\x45RROR_REASON_SESSION_NOT_FOUND\x10\x03\x12\x1e\n\x1a\x45RROR_REASON_JOB_NOT_FOUND\x10\x04\x12\x1e\n\x1a\x45RROR_REASON_RUN_NOT_FOUND\x10\x05\x12#\n\x1f\x45RROR_REASON_INSTANCE_NOT_FOUND\x10\x06\x12\x1a\n\x16\x45RROR_REASON_RUN_FINAL\x10\t\x12!\n\x1d\x45RROR_REASON_SESSION_REPLACED\x10\n\x12\x1f\n\x1b\x45RROR_REASON_LIMIT_EXCEEDED\x10\x0b\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\x0c\x12\x19\n\x15\x45RROR_REASON_DRAINING\x10\r\x12 \n\x1c\x45RROR_REASON_BAD_CREDENTIALS\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_UNSUPPORTED\x10\x0f\x12\x18\n\x14\x45RROR_REASON_VERSION\x10\x10\"\x04\x08\x07\x10\x07\"\x04\x08\x08\x10\x08*\x17\x45RROR_REASON_LEASE_LOST*\x1e\x45RROR_REASON_ALREADY_COMPLETEDB\\\n\x0eio.anarchon.v1B\nErrorProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anarchon.v1.error_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\016io.anarchon.v1P\001Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016io.anarchon.v1B\nErrorProtoP\001Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1'
   _globals['_ERRORREASON']._serialized_start=41
   _globals['_ERRORREASON']._serialized_end=606
 # @@protoc_insertion_point(module_scope)

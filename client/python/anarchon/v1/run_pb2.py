@@ -26,32 +26,32 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61narchon/v1/run.proto\x12\x0b\x61narchon.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xec\x02\n\x03Run\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\x03\x12%\n\x07trigger\x18\x03 \x01(\x0e\x32\x14.anarchon.v1.Trigger\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.anarchon.v1.RunState\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12&\n\x08\x61ttempts\x18\x06 \x03(\x0b\x32\x14.anarchon.v1.Attempt\x12\x32\n\x0elease_end_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11next_attempt_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocking_slot\x18\t \x01(\x03\x12\x15\n\rslots_covered\x18\n \x01(\x03\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x18\n\x10\x63\x61ncel_requested\x18\x0c \x01(\x08\"\xe3\x02\n\x07\x41ttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x03\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.anarchon.v1.RunState\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x05\x63\x61use\x18\x06 \x01(\x0e\x32\x19.anarchon.v1.AttemptCause\x12.\n\nclaim_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x07\x66\x61ilure\x18\n \x01(\x0b\x32\x14.anarchon.v1.Failure\x12\x0e\n\x06result\x18\x0b \x01(\t\"\xba\x01\n\x07Outcome\x12\'\n\x07success\x18\x01 \x01(\x0b\x32\x14.anarchon.v1.SuccessH\x00\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.anarchon.v1.FailureH\x00\x12\'\n\x07stopped\x18\x03 \x01(\x0b\x32\x14.anarchon.v1.StoppedH\x00\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06result\"\x19\n\x07Success\x12\x0e\n\x06result\x18\x01 \x01(\t\"\x80\x01\n\x07\x46\x61ilure\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x13\n\x0bstack_trace\x18\x03 \x01(\t\x12\x11\n\tpermanent\x18\x04 \x01(\x08\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x07Stopped\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.anarchon.v1.CancelReason*b\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x14\n\x10TRIGGER_SCHEDULE\x10\x01\x12\x12\n\x0eTRIGGER_MANUAL\x10\x02\x12\x14\n\x10TRIGGER_CATCH_UP\x10\x03*{\n\x0c\x41ttemptCause\x12\x1d\n\x19\x41TTEMPT_CAUSE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTEMPT_CAUSE_CLAIM\x10\x01\x12\x1a\n\x16\x41TTEMPT_CAUSE_TAKEOVER\x10\x02\x12\x17\n\x13\x41TTEMPT_CAUSE_RETRY\x10\x03*\xdd\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rRUN_STATE_DUE\x10\x01\x12\x15\n\x11RUN_STATE_CLAIMED\x10\x02\x12\x15\n\x11RUN_STATE_RUNNING\x10\x03\x12\x19\n\x15RUN_STATE_INTERRUPTED\x10\x04\x12\x16\n\x12RUN_STATE_RETRYING\x10\x05\x12\x15\n\x11RUN_STATE_SUCCESS\x10\x06\x12\x14\n\x10RUN_STATE_FAILED\x10\x07\x12\x15\n\x11RUN_STATE_SKIPPED\x10\x08*\xd7\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43\x41NCEL_REASON_TIMEOUT\x10\x01\x12\x1c\n\x18\x43\x41NCEL_REASON_LEASE_LOST\x10\x02\x12\x18\n\x14\x43\x41NCEL_REASON_FENCED\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04\x12\x1c\n\x18\x43\x41NCEL_REASON_SUPERSEDED\x10\x05\x12\x1b\n\x17\x43\x41NCEL_REASON_REQUESTED\x10\x06\x42P\n\x0eio.anarchon.v1P\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61narchon/v1/run.proto\x12\x0b\x61narchon.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x84\x03\n\x03Run\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\x03\x12%\n\x07trigger\x18\x03 \x01(\x0e\x32\x14.anarchon.v1.Trigger\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.anarchon.v1.RunState\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12&\n\x08\x61ttempts\x18\x06 \x03(\x0b\x32\x14.anarchon.v1.Attempt\x12\x32\n\x0elease_end_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11next_attempt_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rblocking_slot\x18\t \x01(\x03\x12\x15\n\rslots_covered\x18\n \x01(\x03\x12\x12\n\nrequest_id\x18\x0b \x01(\t\x12\x18\n\x10\x63\x61ncel_requested\x18\x0c \x01(\x08\x12\x16\n\x0e\x63\x61ncel_message\x18\r \x01(\t\"\xe3\x02\n\x07\x41ttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x03\x12$\n\x05state\x18\x04 \x01(\x0e\x32\x15.anarchon.v1.RunState\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12(\n\x05\x63\x61use\x18\x06 \x01(\x0e\x32\x19.anarchon.v1.AttemptCause\x12.\n\nclaim_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12%\n\x07\x66\x61ilure\x18\n \x01(\x0b\x32\x14.anarchon.v1.Failure\x12\x0e\n\x06result\x18\x0b \x01(\t\"\xba\x01\n\x07Outcome\x12\'\n\x07success\x18\x01 \x01(\x0b\x32\x14.anarchon.v1.SuccessH\x00\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.anarchon.v1.FailureH\x00\x12\'\n\x07stopped\x18\x03 \x01(\x0b\x32\x14.anarchon.v1.StoppedH\x00\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06result\"\x19\n\x07Success\x12\x0e\n\x06result\x18\x01 \x01(\t\"\x80\x01\n\x07\x46\x61ilure\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x13\n\x0bstack_trace\x18\x03 \x01(\t\x12\x11\n\tpermanent\x18\x04 \x01(\x08\x12.\n\x0bretry_after\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x07Stopped\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.anarchon.v1.CancelReason*b\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x14\n\x10TRIGGER_SCHEDULE\x10\x01\x12\x12\n\x0eTRIGGER_MANUAL\x10\x02\x12\x14\n\x10TRIGGER_CATCH_UP\x10\x03*{\n\x0c\x41ttemptCause\x12\x1d\n\x19\x41TTEMPT_CAUSE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41TTEMPT_CAUSE_CLAIM\x10\x01\x12\x1a\n\x16\x41TTEMPT_CAUSE_TAKEOVER\x10\x02\x12\x17\n\x13\x41TTEMPT_CAUSE_RETRY\x10\x03*\xdd\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rRUN_STATE_DUE\x10\x01\x12\x15\n\x11RUN_STATE_CLAIMED\x10\x02\x12\x15\n\x11RUN_STATE_RUNNING\x10\x03\x12\x19\n\x15RUN_STATE_INTERRUPTED\x10\x04\x12\x16\n\x12RUN_STATE_RETRYING\x10\x05\x12\x15\n\x11RUN_STATE_SUCCESS\x10\x06\x12\x14\n\x10RUN_STATE_FAILED\x10\x07\x12\x15\n\x11RUN_STATE_SKIPPED\x10\x08*\xd7\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43\x41NCEL_REASON_TIMEOUT\x10\x01\x12\x1c\n\x18\x43\x41NCEL_REASON_LEASE_LOST\x10\x02\x12\x18\n\x14\x43\x41NCEL_REASON_FENCED\x10\x03\x12\x1a\n\x16\x43\x41NCEL_REASON_SHUTDOWN\x10\x04\x12\x1c\n\x18\x43\x41NCEL_REASON_SUPERSEDED\x10\x05\x12\x1b\n\x17\x43\x41NCEL_REASON_REQUESTED\x10\x06\x42Z\n\x0eio.anarchon.v1B\x08RunProtoP\x01Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anarchon.v1.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\016io.anarchon.v1P\001Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1'
-  _globals['_TRIGGER']._serialized_start=1229
-  _globals['_TRIGGER']._serialized_end=1327
-  _globals['_ATTEMPTCAUSE']._serialized_start=1329
-  _globals['_ATTEMPTCAUSE']._serialized_end=1452
-  _globals['_RUNSTATE']._serialized_start=1455
-  _globals['_RUNSTATE']._serialized_end=1676
-  _globals['_CANCELREASON']._serialized_start=1679
-  _globals['_CANCELREASON']._serialized_end=1894
+  _globals['DESCRIPTOR']._serialized_options = b'\n\016io.anarchon.v1B\010RunProtoP\001Z<github.com/anarchon/anarchon/client/go/anarchonv1;anarchonv1'
+  _globals['_TRIGGER']._serialized_start=1253
+  _globals['_TRIGGER']._serialized_end=1351
+  _globals['_ATTEMPTCAUSE']._serialized_start=1353
+  _globals['_ATTEMPTCAUSE']._serialized_end=1476
+  _globals['_RUNSTATE']._serialized_start=1479
+  _globals['_RUNSTATE']._serialized_end=1700
+  _globals['_CANCELREASON']._serialized_start=1703
+  _globals['_CANCELREASON']._serialized_end=1918
   _globals['_RUN']._serialized_start=104
-  _globals['_RUN']._serialized_end=468
-  _globals['_ATTEMPT']._serialized_start=471
-  _globals['_ATTEMPT']._serialized_end=826
-  _globals['_OUTCOME']._serialized_start=829
-  _globals['_OUTCOME']._serialized_end=1015
-  _globals['_SUCCESS']._serialized_start=1017
-  _globals['_SUCCESS']._serialized_end=1042
-  _globals['_FAILURE']._serialized_start=1045
-  _globals['_FAILURE']._serialized_end=1173
-  _globals['_STOPPED']._serialized_start=1175
-  _globals['_STOPPED']._serialized_end=1227
+  _globals['_RUN']._serialized_end=492
+  _globals['_ATTEMPT']._serialized_start=495
+  _globals['_ATTEMPT']._serialized_end=850
+  _globals['_OUTCOME']._serialized_start=853
+  _globals['_OUTCOME']._serialized_end=1039
+  _globals['_SUCCESS']._serialized_start=1041
+  _globals['_SUCCESS']._serialized_end=1066
+  _globals['_FAILURE']._serialized_start=1069
+  _globals['_FAILURE']._serialized_end=1197
+  _globals['_STOPPED']._serialized_start=1199
+  _globals['_STOPPED']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

@@ -70,7 +70,7 @@ CANCEL_REASON_SUPERSEDED: CancelReason
 CANCEL_REASON_REQUESTED: CancelReason
 
 class Run(_message.Message):
-    __slots__ = ("job", "slot", "trigger", "state", "reason", "attempts", "lease_end_time", "next_attempt_time", "blocking_slot", "slots_covered", "request_id", "cancel_requested")
+    __slots__ = ("job", "slot", "trigger", "state", "reason", "attempts", "lease_end_time", "next_attempt_time", "blocking_slot", "slots_covered", "request_id", "cancel_requested", "cancel_message")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class Run(_message.Message):
     SLOTS_COVERED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CANCEL_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     job: str
     slot: int
     trigger: Trigger
@@ -95,7 +96,8 @@ class Run(_message.Message):
     slots_covered: int
     request_id: str
     cancel_requested: bool
-    def __init__(self, job: _Optional[str] = ..., slot: _Optional[int] = ..., trigger: _Optional[_Union[Trigger, str]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lease_end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., next_attempt_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., blocking_slot: _Optional[int] = ..., slots_covered: _Optional[int] = ..., request_id: _Optional[str] = ..., cancel_requested: bool = ...) -> None: ...
+    cancel_message: str
+    def __init__(self, job: _Optional[str] = ..., slot: _Optional[int] = ..., trigger: _Optional[_Union[Trigger, str]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., lease_end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., next_attempt_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., blocking_slot: _Optional[int] = ..., slots_covered: _Optional[int] = ..., request_id: _Optional[str] = ..., cancel_requested: bool = ..., cancel_message: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("attempt", "instance_id", "fence", "state", "reason", "cause", "claim_time", "start_time", "end_time", "failure", "result")

@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,10 @@ _READY_SECONDS = 30.0
 _INTO_THE_RUN = 1.5
 _SETTLED_MS = 4_000
 """Slots of the last seconds may still be waiting for their jitter."""
+_CALM_SECONDS = 25.0
+"""A checksum may be taken over once more before it ends."""
+_CALM_AHEAD_MS = 1_500
+"""No checksum falls due while the instances are stopped."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -97,6 +102,8 @@ class Show:
         self._ready: asyncio.Queue[Instance] = asyncio.Queue()
         self._checksums: asyncio.Queue[tuple[Instance, Start]] = asyncio.Queue()
         self._starts: list[Start] = []
+        self._succeeded: set[tuple[str, int]] = set()
+        self._calmed = asyncio.Event()
         self._struck: dict[tuple[str, int], tuple[str, float]] = {}
 
     async def run(self) -> int:
@@ -116,7 +123,7 @@ class Show:
         for instance in self._instances:
             await instance.start(self._told, flags)
         await self._all_ready()
-        since = time.time_ns() // 1_000_000
+        since = _now_ms()
         end = time.monotonic() + self._seconds
         story = asyncio.create_task(self._story())
         try:
@@ -124,7 +131,23 @@ class Show:
         finally:
             story.cancel()
             await asyncio.gather(story, return_exceptions=True)
+        await self._calm(since)
         return await self._finish(since)
+
+    async def _calm(self, since: int) -> None:
+        """Wait until no checksum runs: it would be handed on from one that stops to the next."""
+        is_said = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CALM_SECONDS):
+                while any(
+                    ("checksum", slot) not in self._succeeded
+                    for slot in SCHEDULES["checksum"].between(since, _now_ms() + _CALM_AHEAD_MS)
+                ):
+                    if not is_said:
+                        self._say("", "waiting for the checksum to end")
+                        is_said = True
+                    self._calmed.clear()
+                    await self._calmed.wait()
 
     async def _all_ready(self) -> None:
         waiting = {i.name for i in self._instances}
@@ -203,6 +226,9 @@ class Show:
             self._checksums.put_nowait((instance, start))
 
     def _ended(self, instance: Instance, line: dict[str, Any]) -> None:
+        if line["outcome"] == "success":
+            self._succeeded.add((line["job"], line["slot"]))
+            self._calmed.set()
         words = f"  ({line['words']})" if line["words"] else ""
         self._say(instance.name, f"{_run(line)}  {line['outcome']}{words}")
 
@@ -213,7 +239,7 @@ class Show:
 
     async def _finish(self, since: int) -> int:
         alive = [i for i in self._instances if i.alive]
-        until = time.time_ns() // 1_000_000 - _SETTLED_MS
+        until = _now_ms() - _SETTLED_MS
         self._say("", "stopping the rest")
         last = alive[-1]
         for instance in alive[:-1]:
@@ -231,6 +257,10 @@ class Show:
             return 1
         print("  self-check: every slot is accounted for, and none had two winners")
         return 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _history(address: str, since: int) -> list[Any]:

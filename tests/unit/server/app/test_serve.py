@@ -159,7 +159,9 @@ def test_a_hangup_reads_the_jobs_of_the_file_again(serve: Serve, tmp_path: Path)
     sidecar.line_with(" ready")
     file.write_text("[jobs.sync]\nevery = '10 parsecs'\n")
     sidecar.popen.send_signal(signal.SIGHUP)
-    assert "jobs.sync.every is '10 parsecs'" in sidecar.line_with(" reload_refused")
+    refused = sidecar.line_with(" reload_refused")
+    assert "jobs.sync.every is '10 parsecs'" in refused
+    assert f"file={file}" in refused
     file.write_text("[jobs.sync]\nevery = '5m'\n\n[jobs.other]\nevery = '1h'\n")
     sidecar.popen.send_signal(signal.SIGHUP)
     assert "jobs=2" in sidecar.line_with(" reloaded")

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from anarchon.admin import AdminClient
 from anarchon.v1 import admin_pb2, run_pb2, session_pb2
 from anarchon_server import cli
 from anarchon_server.cli import _admin, jobs, runs
+from anarchon_server.core.store import Capabilities
 from tests.unit.server.sidecars import (
     Sidecar,
     every,
@@ -116,6 +120,51 @@ async def test_one_run_is_shown_in_full_with_its_traces(
     assert found["attempts"][0]["failure"]["stack_trace"] == "line 1"
 
 
+async def test_one_run_is_shown_with_all_that_is_known_of_it(
+    sidecar: Sidecar, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run_pb2.Run(
+        job="a",
+        slot=1_791_633_610_000,
+        trigger=run_pb2.TRIGGER_MANUAL,
+        state=run_pb2.RUN_STATE_SKIPPED,
+        reason="overlap",
+        blocking_slot=1_791_633_600_500,
+        slots_covered=10_000,
+        request_id="r-1",
+        cancel_requested=True,
+    )
+    found.next_attempt_time.FromMilliseconds(1_791_633_620_000)
+    found.lease_end_time.FromMilliseconds(1_791_633_630_000)
+    monkeypatch.setattr(AdminClient, "get_run", lambda *_: found)
+    status, out, _ = await command("runs", "--job", "a", "--slot", "1791633610000")
+    assert status == 0
+    assert out.splitlines() == [
+        "job      a",
+        "slot     2026-10-10T12:00:10Z  1791633610000",
+        "covers   at least 10,000 slots, the newest of which is this",
+        "trigger  manual",
+        "request  r-1",
+        "state    skipped (overlap)",
+        "blocked  by the run of 2026-10-10T12:00:00.500Z",
+        "cancel   requested",
+        "retry    due 2026-10-10T12:00:20Z",
+        "lease    until 2026-10-10T12:00:30Z",
+    ]
+
+
+@pytest.mark.parametrize("name", ["jobs", "runs", "instances"])
+async def test_s30_a_list_of_one_instances_own_says_so(
+    sidecar: Sidecar, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert "only" not in (await command(name))[2]
+    without = property(lambda _: Capabilities("rabbitmq", history=False))
+    monkeypatch.setattr(type(sidecar.store), "capabilities", without)
+    status, _, err = await command(name)
+    assert status == 0
+    assert f"anarchon {name}: this is only what the instance test:1 knows of itself" in err
+
+
 @pytest.mark.usefixtures("history")
 async def test_what_there_is_not_is_said(command: Command) -> None:
     assert await command("runs", "--job", "slow") == (0, "", "no runs\n")
@@ -124,7 +173,7 @@ async def test_what_there_is_not_is_said(command: Command) -> None:
     assert err.startswith("anarchon runs: no job 'nope'")
     status, out, err = await command("runs", "--job", "fast", "--slot", "5")
     assert (status, out) == (1, "")
-    assert err.startswith("anarchon runs: no run 'fast 5'")
+    assert err.startswith("anarchon runs: no run 'fast 1970-01-01T00:00:00.005Z'")
     status, out, err = await command("runs", "--slot", "5")
     assert (status, out, err) == (2, "", "anarchon runs: --slot needs the job too: --job NAME\n")
 
@@ -132,6 +181,12 @@ async def test_what_there_is_not_is_said(command: Command) -> None:
 def test_the_outcome_of_a_run_is_its_reason_its_error_and_its_result() -> None:
     found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SKIPPED, reason="overlap")
     assert runs._row(found)[-1] == "overlap"
+    found.blocking_slot = 1_791_633_600_000
+    assert runs._row(found)[-1] == "overlap (2026-10-10T12:00:00Z)"
+    found = run_pb2.Run(state=run_pb2.RUN_STATE_SKIPPED, reason="missed", slots_covered=1_200)
+    assert runs._row(found)[-1] == "missed (1,200 slots)"
+    found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_RUNNING, cancel_requested=True)
+    assert runs._row(found)[-1] == "asked to stop"
     found = run_pb2.Run(job="a", state=run_pb2.RUN_STATE_SUCCESS)
     last = found.attempts.add(attempt=1, result="x" * 200)
     last.start_time.FromMilliseconds(1_000)
@@ -165,23 +220,36 @@ def run(slot: int, state: Any = run_pb2.RUN_STATE_SUCCESS, lease: int = 1) -> ru
 Watch = Callable[..., str]
 
 
+class Watched:
+    """A sidecar that has these runs, newest first, when it is asked, and then sees these changes."""
+
+    scope = ""
+
+    def __init__(self, runs: list[run_pb2.Run], changes: list[run_pb2.Run]) -> None:
+        self._runs = runs
+        self._changes = changes
+        self.begun = False
+
+    @contextmanager
+    def watch_runs(self, job: str) -> Iterator[Iterator[run_pb2.Run]]:
+        self.begun = True
+        yield iter(self._changes)
+
+    def list_runs(self, limit: int, states: Any, **_: Any) -> Iterator[run_pb2.Run]:
+        assert self.begun, "or what changes meanwhile would be missed"
+        wanted = list(states)
+        return islice((r for r in self._runs if not wanted or r.state in wanted), limit)
+
+
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Watch:
-    """What watching prints when the sidecar answers with these pages, newest run first."""
+def watch(capsys: pytest.CaptureFixture[str]) -> Watch:
+    """What watching prints."""
 
-    def watched(*pages: list[run_pb2.Run], flags: tuple[str, ...] = ()) -> str:
-        answers = iter(pages)
-        monkeypatch.setattr(runs, "_runs", lambda *_: iter(next(answers)))
-        waits: list[float] = []
-
-        def wait(seconds: float) -> None:
-            waits.append(seconds)
-            if len(waits) == len(pages):
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(runs, "_pause", wait)
-        with pytest.raises(KeyboardInterrupt):
-            runs._list(runs_args("--watch", *flags), None)  # type: ignore[arg-type]
+    def watched(
+        runs_: list[run_pb2.Run], changes: list[run_pb2.Run], flags: tuple[str, ...] = ()
+    ) -> str:
+        admin: Any = Watched(runs_, changes)
+        assert runs._list(runs_args("--watch", *flags), admin) == 0
         return capsys.readouterr().out
 
     return watched
@@ -190,8 +258,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(watch: Watch) -> None:
     out = watch(
         [run(2, run_pb2.RUN_STATE_RUNNING), run(1)],
-        [run(2, run_pb2.RUN_STATE_RUNNING, lease=9), run(1)],
-        [run(3, run_pb2.RUN_STATE_CLAIMED), run(2, run_pb2.RUN_STATE_FAILED, lease=9)],
+        [
+            run(2, run_pb2.RUN_STATE_RUNNING, lease=9),
+            run(1),
+            run(2, run_pb2.RUN_STATE_FAILED, lease=9),
+            run(1, run_pb2.RUN_STATE_RUNNING),
+            run(3, run_pb2.RUN_STATE_CLAIMED),
+        ],
         flags=("--json",),
     )
     shown = [(found["slot"], found["state"]) for found in objects(out)]
@@ -200,15 +273,35 @@ def test_watching_prints_what_is_new_or_has_changed_and_not_a_moved_lease(watch:
 
 def test_watching_shows_no_more_old_runs_than_were_asked_for(watch: Watch) -> None:
     old = [run(slot) for slot in range(200, 0, -1)]
-    out = watch(old, old, [run(201), *old], flags=("--json", "--limit", "3"))
+    out = watch(old, [run(201)], flags=("--json", "--limit", "3"))
     assert [found["slot"] for found in objects(out)] == [198, 199, 200, 201]
+
+
+def test_watching_shows_runs_that_come_into_the_states_asked_for(watch: Watch) -> None:
+    out = watch(
+        [run(2, run_pb2.RUN_STATE_RUNNING), run(1, run_pb2.RUN_STATE_FAILED)],
+        [run(3, run_pb2.RUN_STATE_CLAIMED), run(3, run_pb2.RUN_STATE_FAILED), run(2)],
+        flags=("--json", "--state", "failed"),
+    )
+    assert [(found["slot"], found["state"]) for found in objects(out)] == [
+        (1, "failed"),
+        (3, "failed"),
+    ]
+
+
+def test_watching_remembers_no_more_than_it_must(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_SEEN_MAX", 2)
+    out = watch([], [run(1), run(2), run(2), run(3), run(1)], flags=("--json",))
+    assert [found["slot"] for found in objects(out)] == [1, 2, 3, 1]
 
 
 def test_watched_runs_stand_below_their_heads(watch: Watch) -> None:
     slot = 1_791_633_610_000
     won = run(slot, run_pb2.RUN_STATE_RUNNING)
     won.attempts.add(attempt=1, instance_id="demo-1")
-    out = watch([], [won], [run(slot + 1_000, run_pb2.RUN_STATE_SKIPPED)])
+    out = watch([], [won, run(slot + 1_000, run_pb2.RUN_STATE_SKIPPED)])
     head, first, second = out.splitlines()
     assert head.split()[:2] == ["JOB", "SLOT"]
     assert first[head.index("INSTANCE") :].startswith("demo-1")

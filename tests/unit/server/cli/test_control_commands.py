@@ -144,6 +144,21 @@ async def test_trigger_waits_for_the_end_and_says_how_it_went(
     assert out.endswith(": failed, ValueError: no\\x1b[31m\n")
 
 
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (run_pb2.Failure(type="ValueError"), "failed, ValueError"),
+        (run_pb2.Failure(message="no rows"), "failed, no rows"),
+        (run_pb2.Failure(), "failed"),
+    ],
+)
+def test_what_is_not_known_of_a_failure_leaves_no_gap(failure: run_pb2.Failure, said: str) -> None:
+    made = run_pb2.Run(state=run_pb2.RUN_STATE_FAILED)
+    assert trigger._outcome(made) == "failed"
+    made.attempts.add(failure=failure)
+    assert trigger._outcome(made) == said
+
+
 async def test_a_trigger_that_is_skipped_says_why(command: Command, client: Client) -> None:
     await command("trigger", "report")
     await client.assignment()
@@ -167,7 +182,13 @@ async def test_a_run_is_cancelled(command: Command, client: Client) -> None:
     await client.sidecar.sessions.Complete(session_pb2.CompleteRequest(results=[report]))
     status, _, err = await command("cancel", "report", str(assignment.slot))
     assert status == 1
-    assert err.endswith(f"the run report {assignment.slot} has ended: failed\n")
+    slot = _admin.shown_slot(assignment.slot)
+    assert err.endswith(f"the run report {slot} has ended: failed\n")
+    _, out, _ = await command("runs", "--job", "report", "--slot", slot)
+    assert "\nrequest  " in out
+    assert "\ncancel   requested: wrong\n" in out
+    _, out, _ = await command("runs", "--job", "report", "--slot", slot, "--json")
+    assert json.loads(out)["cancel_message"] == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -191,12 +212,13 @@ async def test_what_there_is_not_is_said_in_one_line(
 async def test_what_is_too_large_is_refused_by_its_name(
     command: Command, client: Client, tmp_path: Path
 ) -> None:
-    (tmp_path / "payload").write_bytes(bytes(64 * 1024 + 1))
+    with (tmp_path / "payload").open("wb") as file:
+        file.truncate(10**12)  # no more of it is read than could be sent
     status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "payload"))
-    assert status == 1
-    assert "payload is '65537 bytes': at most 65536 bytes" in err
+    assert status == 2
+    assert "payload: more than 65536 bytes, the most" in err
     status, _, err = await command("pause", "report", "--reason", "x" * 1_025)
-    assert (status, "reason is '1025 bytes'" in err) == (1, True)
+    assert (status, "reason of 1025 bytes: must be at most 1024" in err) == (2, True)
     status, _, err = await command("trigger", "report", "--payload", str(tmp_path / "none"))
     assert status == 2
     assert err.endswith("none: No such file or directory\n")

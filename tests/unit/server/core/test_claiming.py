@@ -571,6 +571,30 @@ def test_s19_a_lease_that_shows_as_over_at_first_sight_must_stay_so_for_its_leng
     assert all(not claim.seen_attempt for claim in other.sidecar.claims)
 
 
+def test_s18_a_slot_does_not_pass_by_a_run_whose_lease_shows_as_over_at_first_sight() -> None:
+    """Its runner lives, and would have a second one beside it (I4)."""
+    job = every(lease_ms=3_000, max_attempts=1)
+    world = World(boot_leases=False)
+    sidecar = Sidecar(world)
+    client = sidecar.ready_client(job)
+    world.run_until(10_500)
+    other = rival(world, job)
+    world.run_until(19_400)
+    beat = sidecar.wait_for(Method.BEAT)
+    world.store_step = 3_600_000  # for one heartbeat, whose answer nobody hears
+    sidecar.execute(beat)
+    world.store_step = 0
+    sidecar.fail(Method.BEAT, unknown=True)
+    sidecar.away = "refused"
+    world.run_until(20_100)
+    assert world.run(10_000).takeable
+    (claim,) = [claim for claim in other.sidecar.claims if claim.slot == START + 20_000]
+    assert not claim.vouched
+    assert current(world.run(20_000)) == (0, "skipped", "overlap")
+    assert client.only().slot == START + 10_000
+    assert client.cancelled == []
+
+
 def test_s19_an_exhausted_run_is_ended_by_an_instance_without_room() -> None:
     job = every(60_000, lease_ms=3_000, max_attempts=1)
     world, sidecar, _ = lone(job)

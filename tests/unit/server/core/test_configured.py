@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anarchon_server.core.configured import laid_over
-from anarchon_server.core.errors import InvalidJobsError
+from anarchon_server.core.configured import NO_LIMIT, laid_over
+from anarchon_server.core.errors import InvalidError, InvalidJobsError
 from anarchon_server.core.messages import Attached, Reload
 from anarchon_server.core.model import (
     CronSchedule,
@@ -83,6 +83,34 @@ def test_a_duration_of_nothing_is_said_and_a_count_of_nothing_is_not() -> None:
     assert (spec.jitter_ms, spec.concurrency) == (0, 4)
 
 
+OFF = JobSpec("sync", retry=RetrySpec(0), timeout_ms=0, concurrency=NO_LIMIT)
+
+
+def test_what_the_configuration_switches_off_is_not_set_and_a_note_says_so() -> None:
+    stated = every(retry=RetrySpec(2, delay_ms=1_000), timeout_ms=5_000, concurrency=3)
+    spec, notes = laid_over(stated, {"sync": OFF})
+    assert (spec.retry, spec.timeout_ms, spec.concurrency) == (None, None, 0)
+    assert sorted(notes) == [
+        "sync: concurrency is none by the sidecar's configuration, not 3",
+        "sync: retry is none by the sidecar's configuration, not 2 times, delay 1s",
+        "sync: timeout is none by the sidecar's configuration, not 5s",
+    ]
+
+
+@pytest.mark.parametrize("stated", [every(), BY_NAME])
+def test_what_nobody_asked_for_may_be_switched_off_too(stated: JobSpec) -> None:
+    spec, notes = laid_over(stated, {"sync": OFF})
+    assert (spec.retry, spec.timeout_ms, spec.concurrency) == (None, None, 0)
+    assert notes == ()
+
+
+def test_s22_a_failure_is_final_where_the_configuration_switches_retries_off() -> None:
+    stated = every(retry=RetrySpec(2), jitter_ms=0)
+    _, sidecar, client = started({"sync": JobSpec("sync", retry=RetrySpec(0))}, stated)
+    assert client.attached is not None
+    assert sidecar.engine.resolve(stated, 0).retries == 0
+
+
 def started(configured: dict[str, JobSpec], *specs: JobSpec) -> tuple[World, Sidecar, FakeClient]:
     world = World()
     sidecar = Sidecar(world, jobs=configured)
@@ -104,7 +132,18 @@ def test_a_job_offered_by_name_is_run_by_the_configurations_schedule() -> None:
 def test_a_job_offered_by_name_that_is_not_configured_is_refused_by_its_name() -> None:
     _, _, client = started({}, BY_NAME)
     assert isinstance(client.error, InvalidJobsError)
-    assert "add [jobs.sync] to its file" in str(client.error)
+    assert "set every or cron in [jobs.sync] of its file" in str(client.error)
+
+
+def test_a_job_offered_by_name_whose_configuration_has_no_schedule_is_told_what_is_missing() -> (
+    None
+):
+    _, _, client = started({"sync": JobSpec("sync", lease_ms=6_000)}, BY_NAME)
+    assert isinstance(client.error, InvalidJobsError)
+    ((_, _, problem),) = client.error.problems
+    assert isinstance(problem, InvalidError)
+    assert problem.field == "schedule"
+    assert "set every or cron in [jobs.sync]" in problem.expected
 
 
 def test_what_both_say_differently_is_in_the_first_notes_of_the_session() -> None:
@@ -123,6 +162,28 @@ def test_a_reload_changes_schedules_and_policies() -> None:
     assert world.slots() == [10_000, 15_000, 18_000]
     assert len(sidecar.logged("reloaded")) == 1
     assert len([e for e in client.events if isinstance(e, Attached)]) == 1, "the session goes on"
+
+
+def test_what_a_reload_says_otherwise_than_an_attached_client_is_logged_once() -> None:
+    _, sidecar, _ = started({}, every(lease_ms=30_000))
+    sooner = {"sync": JobSpec("sync", lease_ms=6_000)}
+    for jobs in (sooner, sooner, {"sync": JobSpec("sync", lease_ms=9_000)}):
+        sidecar.feed(Reload(jobs))
+    assert [line.fields["note"] for line in sidecar.logged("job_overridden")] == [
+        "sync: lease is 6s by the sidecar's configuration, not 30s",
+        "sync: lease is 9s by the sidecar's configuration, not 30s",
+    ]
+
+
+def test_s28_after_a_reload_the_newest_subscribe_makes_the_slots_as_before() -> None:
+    world, sidecar, client = started({}, every(20_000))
+    sidecar.client(every(15_000), name="second")
+    client.subscribe()
+    client.keep_alive()
+    sidecar.feed(Reload({"sync": JobSpec("sync", timeout_ms=60_000)}))
+    sidecar.settle()
+    world.run_until(25_000)
+    assert world.slots() == [20_000]
 
 
 def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> None:
@@ -145,8 +206,9 @@ def test_s15_a_shorter_lease_counts_once_every_client_was_answered_with_it() -> 
 )
 def test_a_reload_that_a_job_does_not_survive_changes_nothing(jobs: dict[str, JobSpec]) -> None:
     world, sidecar, client = started(CONFIGURED, BY_NAME)
-    sidecar.feed(Reload(jobs))
-    assert len(sidecar.logged("reload_refused")) == 1
+    sidecar.feed(Reload(jobs, "jobs.toml"))
+    (refused,) = sidecar.logged("reload_refused")
+    assert refused.fields["file"] == "jobs.toml"
     world.run_until(25_000)
     assert world.slots() == [10_000, 20_000]
     assert client.error is None

@@ -68,6 +68,26 @@ def test_s28_the_newest_subscribes_spec_makes_the_slots_and_any_client_may_run_t
     assert client.only().slot == START + 20_000, "the client with most room has it"
 
 
+def test_s28_where_the_newest_subscribe_leaves_the_one_before_makes_the_slots_again() -> None:
+    """A new version was tried beside the old one on this sidecar, and is gone."""
+    world, sidecar, _ = lone(every(20_000), lasts_ms=100)
+    newer = sidecar.client(every(15_000), name="newer")
+    world.run_until(16_000)
+    newer.close()
+    world.run_until(35_000)
+    assert world.slots() == [15_000, 20_000]
+
+
+def test_s28_where_the_newest_subscribe_drops_a_job_another_clients_spec_makes_the_slots() -> None:
+    world, sidecar, _ = lone(every(20_000))
+    newer = sidecar.client(every(15_000), every(name="other"), name="newer")
+    newer.specs = (every(name="other"),)
+    newer.subscribe()
+    newer.keep_alive()
+    world.run_until(25_000)
+    assert world.slots() == [20_000]
+
+
 def test_s28_subscribing_again_with_the_same_jobs_registers_nothing() -> None:
     world, sidecar, client = lone()
     client.subscribe()

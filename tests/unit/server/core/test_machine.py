@@ -687,6 +687,8 @@ def test_s19_a_lapsed_lease_is_taken_over_with_the_next_attempt() -> None:
     assert (second.attempt, second.token, second.cause) == (2, "t2", AttemptCause.TAKEOVER)
     assert (saved.run.lost, saved.run.token) == (1, "t2")
     assert second.fence > first.fence
+    later = judged(takeover(run), at(over_at + 700), run).saved[0].attempts[0]
+    assert later.ended_at == over_at, "whenever that is found"
 
 
 def test_s19_a_takeover_that_saw_another_attempt_is_lost() -> None:

@@ -63,6 +63,13 @@ def test_s28_fields_of_a_later_version_are_ignored() -> None:
     assert JobSpec.from_json(json.dumps(raw)) == FULL
 
 
+def test_s28_a_definitions_texts_are_made_once() -> None:
+    definition = Definition(FULL, "every 10s", 1)
+    assert definition.spec_json == FULL.to_json()
+    assert definition.spec_json is definition.spec_json
+    assert definition.definition_id is definition.definition_id
+
+
 def test_s28_two_instances_hold_one_definition_exactly_if_their_specs_are_equal() -> None:
     def identity(spec: JobSpec) -> str:
         return Definition(spec, "every 10s", 1).definition_id

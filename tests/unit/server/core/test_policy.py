@@ -325,7 +325,7 @@ ABLE = Capabilities(
 
 
 def test_a_job_by_name_that_is_not_configured_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidError, match=r"add \[jobs\.sync\] to its file, or give the job a"):
+    with pytest.raises(InvalidError, match=r"set every or cron in \[jobs\.sync\] of its file"):
         resolved(by_name=True, schedule=None)
 
 

@@ -23,7 +23,7 @@ def session(name: str = "s", *jobs: str, room: int = 2, **state: Any) -> Session
         "ttl_ms": 15_000,
         "offered_ms": 15_000,
         "kept_alive_at": 0,
-        "jobs": jobs or ("sync",),
+        "offers": {name: job(name) for name in jobs or ("sync",)},
         "max_concurrency": room,
         "stream_id": 1,
         "fresh": True,
@@ -111,7 +111,7 @@ def test_s28_a_session_that_comes_again_may_offer_other_jobs() -> None:
     one, other = session("one", "a", "b"), session("other", "a")
     known = sessions(one, other)
     known.remove_jobs(one)
-    one.jobs = ("c",)
+    one.offers = {"c": job("c")}
     known.put(one)
     assert [known.offers(name) for name in ("a", "b", "c")] == [True, False, True]
     assert known.has_job(other, "a")

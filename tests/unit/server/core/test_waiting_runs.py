@@ -482,6 +482,18 @@ def test_s21a_without_a_notification_it_is_told_with_the_next_heartbeat() -> Non
     assert client.reasons() == [CancelReason.REQUESTED]
 
 
+def test_s21a_a_cancel_is_repeated_with_its_message_on_the_next_stream() -> None:
+    """What was sent on the stream before may not have come."""
+    world, _, client = lone()
+    world.run_until(11_000)
+    client.lose_stream()
+    asked(world, CancelRun("sync", START + 10_000, "by hand"))
+    assert not client.cancelled
+    client.subscribe()
+    (told,) = client.cancelled
+    assert (told.reason, told.message) == (CancelReason.REQUESTED, "by hand")
+
+
 def test_s21a_a_run_that_is_cancelled_before_it_is_handed_over_is_given_back() -> None:
     world, sidecar, client = lone()
     world.run_until(9_999)
@@ -531,7 +543,7 @@ def test_s29_what_an_operator_asks_names_the_slots_that_the_store_cannot_compute
     (view,) = ran(world.store.jobs(["sync"], "", 1)).answers
 
     def resolve(spec: JobSpec) -> Job:
-        return sidecar.engine.resolve(spec, world.store_at)
+        return sidecar.engine.resolve_stored(spec, world.store_at)
 
     act = resume_of(view, resolve, world.store_at)
     assert act.passed == (

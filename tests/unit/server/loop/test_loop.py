@@ -60,7 +60,7 @@ class Script:
         if wall_at != WALL_AT:
             raise InvalidError("wall_at", wall_at, "the host's clock")
 
-    def resolve(self, spec: JobSpec, wall_at: int) -> Job:
+    def resolve_stored(self, spec: JobSpec, wall_at: int) -> Job:
         raise NotImplementedError
 
     def got(self, kind: type) -> list[Any]:

@@ -13,7 +13,15 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from anarchon.v1 import admin_pb2, job_pb2, run_pb2, session_pb2
 from anarchon_server.core import limits
 from anarchon_server.core.engine import SessionView
-from anarchon_server.core.model import JobView, RunView
+from anarchon_server.core.messages import Reload
+from anarchon_server.core.model import (
+    Definition,
+    EverySchedule,
+    Instance,
+    JobSpec,
+    JobView,
+    RunView,
+)
 from anarchon_server.core.store import Capabilities, Reply, RunQuery
 from anarchon_server.rpc import admin as rpc_admin
 from anarchon_server.rpc import conversion as wire
@@ -263,6 +271,23 @@ async def test_a_bad_list_request_is_refused(sidecar: Sidecar, request_: Any, ri
     assert right in error.details()
 
 
+async def test_a_page_that_the_store_ended_early_goes_on_where_it_looked_to(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[RunQuery] = []
+
+    async def runs(query: RunQuery) -> Reply[RunView]:
+        asked.append(query)
+        return Reply(1, (), looked_to=None if query.after else (7, "a"))
+
+    monkeypatch.setattr(sidecar.store, "runs", runs)
+    page = await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())
+    assert not page.runs
+    page = await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest(page_token=page.next_page_token))
+    assert page.next_page_token == ""
+    assert [query.after for query in asked] == [None, (7, "a")]
+
+
 async def test_an_unknown_run_is_not_found(sidecar: Sidecar) -> None:
     error = await error_of(sidecar.admin.GetRun(admin_pb2.GetRunRequest(job="a", slot=1)))
     assert trailer(error) == "RUN_NOT_FOUND"
@@ -424,9 +449,17 @@ async def test_s1_where_the_clock_is_too_far_off_jobs_are_neither_resumed_nor_tr
     assert not (await sidecar.admin.ListRuns(admin_pb2.ListRunsRequest())).runs
 
 
-async def test_watching_runs_is_not_there_yet(sidecar: Sidecar) -> None:
-    error = await error_of(sidecar.admin.WatchRuns(admin_pb2.WatchRunsRequest()).read())
-    assert trailer(error) == "UNSUPPORTED"
+async def test_s29_what_is_configured_here_is_not_about_what_others_have_registered(
+    sidecar: Sidecar,
+) -> None:
+    """This sidecar's file has changed since the one that runs the job has read it."""
+    theirs = Definition(JobSpec("a", EverySchedule(60_000)), "every 1m", limits.CATCH_UP_WINDOW)
+    await sidecar.store.register(Instance("other:1", "e" * 32), [theirs])
+    sidecar.loop.feed(Reload({"a": JobSpec("a", EverySchedule(3_600_000))}))
+    await sidecar.admin.PauseJob(admin_pb2.PauseJobRequest(job="a"))
+    await sidecar.admin.ResumeJob(admin_pb2.ResumeJobRequest(job="a"))
+    (view,) = (await sidecar.store.jobs(("a",), "", 1)).answers
+    assert view.paused_at is None
 
 
 async def test_s27_while_the_store_is_away_reads_are_unavailable(sidecar: Sidecar) -> None:

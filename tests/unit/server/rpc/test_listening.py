@@ -19,6 +19,7 @@ from anarchon.v1 import admin_pb2, admin_pb2_grpc
 from anarchon_server.config import Address
 from anarchon_server.rpc import listening
 from anarchon_server.rpc.listening import ListenError, Place
+from tests.servers.tools import openssl
 from tests.unit.server.sidecars import start_sidecar, stop_sidecar
 
 Bind = Callable[[str], int]
@@ -303,12 +304,9 @@ async def test_with_tls_a_plain_caller_gets_nowhere(tmp_path: Path) -> None:
 
 def _self_signed(directory: Path) -> tuple[Path, Path]:
     certificate, key = directory / "cert.pem", directory / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command = [openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
     command += ["-out", str(certificate)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
-    except FileNotFoundError:
-        pytest.skip("openssl is not on this machine")
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
     return certificate, key

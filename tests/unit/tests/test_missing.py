@@ -1,4 +1,4 @@
-"""A store that is not there is named at the end, and where `CI` is `true` its tests fail."""
+"""A store or a toolchain that is not there is named at the end; where `CI` is `true` its tests fail."""
 
 from __future__ import annotations
 
@@ -62,6 +62,15 @@ def test_a_file_that_is_left_out_as_a_whole_fails_too(tmp_path: Path) -> None:
     assert "could not be had: nats: no server (1 tests failed)" in said
     ended, said = run(tmp_path, "no store: nats: no server", "", whole_file=True)
     assert "could not be had: nats: no server (1 tests skipped)" in said
+
+
+@pytest.mark.parametrize(("ci", "status", "became"), [("", 0, "skipped"), ("true", 1, "failed")])
+def test_a_toolchain_is_said_as_loudly(ci: str, status: int, became: str, tmp_path: Path) -> None:
+    ended, said = run(tmp_path, "no toolchain: node: npm not on PATH", ci)
+    assert ended == status
+    _, toolchains = said.split(" toolchains ")
+    assert f"could not be had: node: npm not on PATH (2 tests {became})" in toolchains
+    assert "every store that these tests ask for was there" in said
 
 
 def test_a_harness_that_fails_by_itself_is_named_as_well(tmp_path: Path) -> None:

@@ -1,0 +1,5 @@
+package anarchon
+
+import "golang.org/x/sys/unix"
+
+const bootClockID = unix.CLOCK_MONOTONIC // it counts sleep there
