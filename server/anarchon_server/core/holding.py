@@ -137,11 +137,15 @@ class _Result:
     """A result on its way to the store, with those who wait for its receipt.
 
     It is kept for `kept_ms`: 5 minutes, or as long as its lease, if that is longer (S27).
+    `told` is what the client said, `completion` what that counts as; until `judge_by` the latter
+    waits for somebody to offer the job.
     """
 
+    told: Outcome
     completion: Completion
     since: int
     kept_ms: int
+    judge_by: int | None = None
     not_before: int = 0
     waiters: list[tuple[int, int]] = field(default_factory=list)
 
@@ -625,19 +629,47 @@ class Holding:
                 if len(self._results) >= limits.RESULTS_WAITING_MAX:
                     entry.receipts[index] = Receipt(ReceiptStatus.STORE_UNAVAILABLE)
                     continue
-                hold = self._holds.get(token)
-                pause_ms = self._retry_in(named[0], outcome, hold)
-                completion = Completion(named[0], named[1], token, outcome, pause_ms)
-                kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
-                known = _Result(completion, self._context.now, kept_ms)
-                self._results[token] = known
-            elif not _same(known.completion.outcome, outcome):
+                known = self._results[token] = self._result_of(*named, token, told)
+            elif not _same(known.told, told):
                 entry.receipts[index] = Receipt(
                     ReceiptStatus.ALREADY_COMPLETED, message="another outcome is on its way"
                 )
                 continue
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
+
+    def _result_of(self, job: str, slot: int, token: str, told: Outcome) -> _Result:
+        """A result as it came. A client whose sidecar was restarted, or whose session was lost, may
+        report before it has subscribed again: it waits a little for the job, which says what its
+        timeout is and whether it is retried (S21, S22). Nothing of that matters to one that obeyed
+        another stop.
+        """
+        hold, now = self._holds.get(token), self._context.now
+        completion = self._completion_of(job, slot, token, told)
+        kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
+        result = _Result(told, completion, now, kept_ms)
+        counts = told.stopped in (None, CancelReason.TIMEOUT)
+        if counts and hold is None and self._job(job) is None:
+            result.judge_by = now + limits.JOB_AWAITED
+            self._context.timers.set(("result", token), result.judge_by)
+        return result
+
+    def _completion_of(self, job: str, slot: int, token: str, told: Outcome) -> Completion:
+        outcome = self._by_its_timeout(token, job, told)
+        pause_ms = self._retry_in(job, outcome, self._holds.get(token))
+        return Completion(job, slot, token, outcome, pause_ms)
+
+    def _is_judged(self, result: _Result) -> bool:
+        """Whether a result may go to the store: its job is known, or was waited for long enough."""
+        if result.judge_by is None:
+            return True
+        done, context = result.completion, self._context
+        known = self._job(done.job) is not None
+        if not (known or context.stopping or result.judge_by <= context.now):
+            return False
+        result.judge_by = None
+        result.completion = self._completion_of(done.job, done.slot, done.token, result.told)
+        return True
 
     def _by_its_timeout(self, token: str, job: str, outcome: Outcome) -> Outcome:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
@@ -688,7 +720,11 @@ class Holding:
         context = self._context
         if not self._results or not context.lanes.free(Lane.COMPLETE, context.now):
             return
-        due = [each for each in self._results.values() if each.not_before <= context.now]
+        due = [
+            each
+            for each in self._results.values()
+            if each.not_before <= context.now and self._is_judged(each)
+        ]
         batch = tuple(due[: limits.RESULTS_MAX])
         if not batch:
             return
