@@ -167,6 +167,7 @@ class MemoryStore:
             self._capabilities = port.Capabilities(
                 backend="memory:claim",
                 leases=False,
+                retries=True,
                 shared=shared,
                 overlap=port.CLAIM_ONLY_OVERLAP,
                 control=True,

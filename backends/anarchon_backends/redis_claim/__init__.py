@@ -5,9 +5,10 @@ and its row in history; how a slot is claimed is the strategy's: a key a slot (`
 slot in a stream that takes no older one (`stream-id`), or the server's own table of ids seen
 (`idmp`). No step touches keys of two jobs, or of a job and the namespace. Whose clock decides: the
 server's `TIME`, read inside the script, for slots; there are no leases. Pause, resume, trigger and
-cancel are decided in the same step. What it cannot do: take a run over when its runner died, skip
-or queue runs that overlap, retry, catch up. What it can lose:
-with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged last.
+cancel are decided in the same step. A failed attempt is followed by another of the instance that
+reported it. What it cannot do: take a run over when its runner died, skip or queue runs that
+overlap, catch up. What it can lose: with `appendonly no`, or in a fail-over to a replica that lags,
+what was acknowledged last.
 Imports the port, the model, what the backends of Redis share and the standard library.
 """
 

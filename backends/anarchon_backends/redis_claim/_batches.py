@@ -53,8 +53,7 @@ def _length(value: object) -> int:
 
 def claim_item(claim: port.Claim) -> Item:
     """A claim as the script reads it."""
-    assert not claim.seen_attempt, "nobody takes over on a claim-only backend"
-    return {
+    item: dict[str, Any] = {
         "act": "claim",
         "job": claim.job,
         "slot": claim.slot,
@@ -64,8 +63,12 @@ def claim_item(claim: port.Claim) -> Item:
         "start_deadline_ms": claim.start_deadline_ms,
         "cancel_grace_ms": claim.cancel_grace_ms,
         "window_ms": claim.window_ms,
+        "retries": claim.retries,
         "may_run": claim.may_run,
     }
+    if claim.seen_attempt:
+        item |= {"seen_attempt": claim.seen_attempt, "seen_token": claim.seen_token}
+    return item
 
 
 def renewal_item(renewal: port.Renewal) -> Item:
@@ -109,6 +112,9 @@ def completion_item(completion: port.Completion) -> Item:
     }
     if outcome.failure is not None:
         item["failure"] = failure_text(outcome.failure)
+    permanent = outcome.failure is not None and outcome.failure.permanent
+    if completion.retry_in_ms is not None and not permanent:
+        item["retry_in_ms"] = completion.retry_in_ms
     if outcome.stopped is not None:
         item["stopped"] = outcome.stopped.value
     return item

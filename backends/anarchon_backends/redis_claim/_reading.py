@@ -245,7 +245,7 @@ def _shown(
 ) -> model.RunView:
     slot, job = place
     run = run_of(decoded(row) | {"job": job, "slot": str(slot)})
-    attempts = [run.current] if run.current else []
+    attempts = claim_only.attempts_of(run)
     lives = run.current is not None and run.current.incarnation in live
     return claim_only.shown(run, now, attempts, live=lives)
 

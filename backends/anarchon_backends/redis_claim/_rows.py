@@ -15,8 +15,23 @@ from anarchon_server.core.errors import StoreUnavailable
 
 _T = TypeVar("_T")
 
-# The fields of a run's hash, with their kinds: text, a count (empty: 0), a number (empty: none).
-# Those from `token` on are its only attempt's.
+# The fields of an attempt, with their kinds: text, a count (empty: 0), a number (empty: none).
+ATTEMPT_FIELDS: Mapping[str, str] = {
+    "attempt": "count",  # empty: 1
+    "token": "text",
+    "instance_id": "text",
+    "incarnation": "text",
+    "attempt_state": "text",
+    "attempt_reason": "text",
+    "claimed_at": "count",
+    "started_at": "number",
+    "attempt_ended_at": "number",
+    "failure": "text",
+    "result": "text",
+}
+
+# The fields of a run's hash; those of an attempt are its newest one's. Of the `earlier` ones each is a
+# line of JSON.
 RUN_FIELDS: Mapping[str, str] = {
     "state": "text",
     "trigger": "text",
@@ -31,16 +46,11 @@ RUN_FIELDS: Mapping[str, str] = {
     "cancelled_at": "count",
     "cancel_message": "text",
     "cancel_grace_ms": "count",
-    "token": "text",
-    "instance_id": "text",
-    "incarnation": "text",
-    "attempt_state": "text",
-    "attempt_reason": "text",
-    "claimed_at": "count",
-    "started_at": "number",
-    "attempt_ended_at": "number",
-    "failure": "text",
-    "result": "text",
+    "retries": "count",
+    "retry_at": "number",
+    "retry_delay_ms": "count",
+    "earlier": "text",
+    **ATTEMPT_FIELDS,
 }
 
 Fields = Mapping[str, str]
@@ -73,10 +83,11 @@ def run_of(fields: Fields) -> model.Run:
 
 
 def _run_of(fields: Fields) -> model.Run:
-    current = _attempt_of(fields) if fields.get("token") else None
+    slot = int(fields["slot"])
+    current = _attempt_of(slot, fields) if fields.get("token") else None
     return model.Run(
         job=fields["job"],
-        slot=int(fields["slot"]),
+        slot=slot,
         trigger=model.Trigger(fields["trigger"]),
         state=model.RunState(fields["state"]),
         reason=fields.get("reason", ""),
@@ -91,19 +102,28 @@ def _run_of(fields: Fields) -> model.Run:
         cancel_grace_ms=_count(fields, "cancel_grace_ms"),
         slots_covered=_count(fields, "slots_covered"),
         ended_at=_number(fields, "ended_at"),
+        retries=_count(fields, "retries"),
+        retry_at=_number(fields, "retry_at"),
+        retry_delay_ms=_count(fields, "retry_delay_ms"),
         request_id=fields.get("request_id", ""),
+        earlier=tuple(
+            _attempt_of(slot, json.loads(line))
+            for line in fields.get("earlier", "").split("\n")
+            if line
+        ),
     )
 
 
-def _attempt_of(fields: Fields) -> model.Attempt:
+def _attempt_of(slot: int, fields: Fields) -> model.Attempt:
     failure = fields.get("failure")
+    number = _count(fields, "attempt") or 1
     return model.Attempt(
-        attempt=1,
+        attempt=number,
         token=fields["token"],
-        fence=claim_only.fence_of(int(fields["slot"])),
+        fence=claim_only.fence_of(slot, number),
         instance_id=fields.get("instance_id", ""),
         incarnation=fields.get("incarnation", ""),
-        cause=model.AttemptCause.CLAIM,
+        cause=model.AttemptCause.RETRY if number > 1 else model.AttemptCause.CLAIM,
         state=model.RunState(fields["attempt_state"]),
         claimed_at=_count(fields, "claimed_at"),
         reason=fields.get("attempt_reason", ""),

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 
 from anarchon_backends.redis._script import Script, script_of
-from anarchon_backends.redis_claim._rows import RUN_FIELDS
+from anarchon_backends.redis_claim._rows import ATTEMPT_FIELDS, RUN_FIELDS
 from anarchon_backends.redis_claim._strategies import WINDOW_S, WINDOW_SLOTS, Strategy
 from anarchon_server.core import limits
 
@@ -52,10 +52,12 @@ def scripts_of(strategy: Strategy) -> Scripts:
 def _constants(schema: str, before: str, strategy: Strategy) -> str:
     oldest = [int(part) for part in (strategy.oldest or "0.0.0").split(".")]
     names = ", ".join(f"'{name}'" for name in RUN_FIELDS)
+    of_attempt = ", ".join(f"'{name}'" for name in ATTEMPT_FIELDS)
     kinds = ", ".join(f"{name} = '{kind}'" for name, kind in RUN_FIELDS.items())
     return (
         f"local FIELDS = {{ {names} }}\n"
         f"local KIND = {{ {kinds} }}\n"
+        f"local ATTEMPT_FIELDS = {{ {of_attempt} }}\n"
         f"local SCHEMA = '{schema}'\n"
         f"local SCHEMA_BEFORE = '{before}'\n"
         f"local OLDEST = {int.from_bytes(bytes(oldest))}\n"  # as redis.REDIS_VERSION_NUM says it

@@ -697,6 +697,8 @@ class Holding:
             return None
         if failure is not None and failure.permanent:
             return None
+        if self._context.stopping and not self._context.capabilities.leases:
+            return None  # nobody else would make it
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
         return retry.pause(hold.failed if hold else 0, self._context.draw)

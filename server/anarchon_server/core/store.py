@@ -58,8 +58,8 @@ class Capabilities:
     second witness (S1, S19). `notifies`: `watch` yields soon after a run is freed. `history`
     false: what is shown of runs, jobs and instances is this instance's own.
 
-    Without `leases` the backend is claim-only: one attempt a run, no backups (`claim_only` has
-    its rules). It refuses jobs whose slots come closer than `least_gap_ms`; it knows who won for
+    Without `leases` the backend is claim-only: no backups, and `retries` are those of the
+    instance that reported the failure (`claim_only` has its rules). It refuses jobs whose slots come closer than `least_gap_ms`; it knows who won for
     `kept_ms` (None: as long as its history), and of a job's newest `kept_slots` (None: of all).
     """
 

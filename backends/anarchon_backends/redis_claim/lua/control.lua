@@ -154,7 +154,8 @@ function acts.trigger(act, key)
   return { outcome = 'done', run = shown(run) }
 end
 
--- Asks a run to stop. One that waits, or whose holder was not heard of for its lease, ends at once.
+-- Asks a run to stop. One that waits, for its first attempt or a retry, or whose holder was not heard
+-- of for its lease, ends at once.
 function acts.cancel(act, key)
   local run = load_run(key, act.job, act.slot)
   if not run then
@@ -169,7 +170,9 @@ function acts.cancel(act, key)
     if run.cancel == '' then
       run.cancel, run.cancelled_at, run.cancel_message = 'requested', NOW, act.message
     end
-    if not batch.live[run.incarnation] then
+    if BETWEEN[run.state] then
+      end_run(run, 'failed', 'cancelled')
+    elseif not batch.live[run.incarnation] then
       give_up(run, 'runner_lost')
     end
   end

@@ -21,6 +21,7 @@ local NOW = math.floor(NOW_US / 1000)
 local FINAL = { success = true, failed = true, skipped = true }
 local HELD = { claimed = true, running = true }
 local WAITS = { due = true }
+local BETWEEN = { retrying = true } -- no attempt holds it, and another may follow
 local ATTEMPT = { claimed = true, running = true, interrupted = true, success = true, failed = true }
 local TRIGGERS = { schedule = true, manual = true }
 local CANCELLED_AS = { timeout = 'timeout', requested = 'cancelled', superseded = 'superseded' }
@@ -109,7 +110,7 @@ local function fresh_run(job, slot)
 end
 
 local function check_run(key, run)
-  if not FINAL[run.state] and not HELD[run.state] and not WAITS[run.state] then
+  if not (FINAL[run.state] or HELD[run.state] or WAITS[run.state] or BETWEEN[run.state]) then
     broken(key, 'state ' .. run.state)
   end
   if not TRIGGERS[run.trigger] then
@@ -121,6 +122,9 @@ local function check_run(key, run)
     end
   elseif not ATTEMPT[run.attempt_state] or run.claimed_at == 0 then
     broken(key, 'an attempt without a state or time')
+  end
+  if BETWEEN[run.state] and not run.retry_at then
+    broken(key, 'to be retried, and not said when')
   end
   if run.cancel ~= '' and not CANCELLED_AS[run.cancel] then
     broken(key, 'cancel ' .. run.cancel)
