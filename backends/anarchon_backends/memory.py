@@ -167,8 +167,10 @@ class MemoryStore:
             self._capabilities = port.Capabilities(
                 backend="memory:claim",
                 leases=False,
+                retries=True,
                 shared=shared,
                 overlap=port.CLAIM_ONLY_OVERLAP,
+                control=True,
             )
 
     @property
@@ -250,8 +252,6 @@ class MemoryStore:
 
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
         """Pauses, resumes, triggers and cancels."""
-        if not self._leased:
-            raise UnsupportedError("control", self._capabilities.backend, port.LEASE_BACKENDS)
         space, now = self._space, self._now()
         answers: list[port.ControlAnswer] = []
         for act in acts:
@@ -276,6 +276,8 @@ class MemoryStore:
                     for schedule_id in control.schedules_in_use(job, space.held(now, act.job))
                     if (settled := space.settled(act.job, schedule_id)) is not None
                 }
+                if not self._leased:
+                    return claim_only.judge_resume(act, now, job, in_use, rows.keys())
                 return control.judge_resume(
                     act, now, job, in_use, rows.keys(), self._caught_up(act.job)
                 )
@@ -290,7 +292,16 @@ class MemoryStore:
                     space.payloads[act.job, made.run.slot] = act.payload
                 return verdict
             case port.CancelRun():
-                return control.judge_cancel(act, now, job, rows.get(act.slot))
+                run = rows.get(act.slot)
+                if self._leased:
+                    return control.judge_cancel(act, now, job, run)
+                live = run is not None and self._has_live_holder(run, now)
+                return claim_only.judge_cancel(act, now, job, run, live=live)
+
+    def _has_live_holder(self, run: model.Run, now: machine.Moment) -> bool:
+        """Whether the instance that runs it was heard of within its lease."""
+        member = self._space.members.get(run.current.incarnation) if run.current else None
+        return member is not None and machine.is_live(member.instance, now)
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat."""
@@ -320,13 +331,12 @@ class MemoryStore:
         return self._reply(now, [answer], touched)
 
     def _sweep(self, beat: port.Beat, now: machine.Moment) -> tuple[model.RunView, ...]:
-        if not self._leased:  # nobody is a backup for anything
-            return ()
-        jobs = {job for job, _ in beat.sweep}
+        jobs, ours = {job for job, _ in beat.sweep}, beat.instance.incarnation
         views = [
             machine.view(run, now)
             for job in jobs
             for run in self._space.unfinished.get(job, {}).values()
+            if self._leased or claim_only.is_news(run, ours)
         ]
         views.sort(key=lambda shown: (not shown.takeable, shown.run.slot, shown.run.job))
         return tuple(views[: beat.sweep_limit])
@@ -429,9 +439,7 @@ class MemoryStore:
     ) -> model.RunView:
         if self._leased or run.current is None:
             return machine.view(run, now, attempts)
-        member = self._space.members.get(run.current.incarnation)
-        live = member is not None and machine.is_live(member.instance, now)
-        return claim_only.shown(run, now, attempts, live=live)
+        return claim_only.shown(run, now, attempts, live=self._has_live_holder(run, now))
 
     async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
         """The named jobs, or a page of all."""
@@ -471,7 +479,11 @@ class MemoryStore:
         ids = {hold.schedule_id: hold.definition_id for hold in held}
         ids[job.schedule_id] = job.definition_id
         return tuple(
-            model.ScheduleInUse(schedule_id, settled, space.specs[ids[schedule_id]])
+            model.ScheduleInUse(
+                schedule_id,
+                settled if self._leased else claim_only.settled_at(settled, job),
+                space.specs[ids[schedule_id]],
+            )
             for schedule_id in sorted(control.schedules_in_use(job, held))
             if (settled := space.settled(job.job, schedule_id)) is not None
         )

@@ -1,4 +1,5 @@
-"""What backends without leases promise: one attempt a run, nobody's backup, nothing planned.
+"""What backends without leases promise: nobody's backup, nothing planned; another attempt only where
+the one before has failed.
 
 Overlap is allowed (no F2), nothing is taken over or handed over (no I5, F11, F12), nothing is caught
 up, and the runs of sidecars that are gone may stay unfinished. Pure: imports the events, the history
@@ -47,10 +48,10 @@ class _ClaimedOrder(Order):
     def _new_attempt(self, run: RunSaved, before: RunSaved | None) -> None:
         Order._new_attempt(self, run, before)
         key = (run.job, run.slot)
-        if run.attempt != 1:
+        if before is not None and before.token and before.state != "retrying":
             self._say("I2", run, key, f"attempt {run.attempt}, where nobody takes over")
-        if run.fence != run.slot * 1_000:
-            self._say("F4", run, key, f"fence {run.fence} is not the slot's")
+        if run.fence != run.slot * 1_000 + run.attempt - 1:
+            self._say("F4", run, key, f"fence {run.fence} is not that of the slot's attempt")
 
     def _same_attempt(self, run: RunSaved, before: RunSaved) -> None:
         Order._same_attempt(self, run, before)

@@ -206,7 +206,6 @@ def _claim_only(job: SimJob, lease_ms: int, rng: random.Random) -> SimJob:
         catch_up=rng.choice((None, CatchUpPolicy.NONE)),
         catch_up_window_ms=None,
         catch_up_limit=0,
-        retry=None,
     )
     return replace(job, spec=spec, default_lease_ms=lease_ms)
 

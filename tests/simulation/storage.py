@@ -85,9 +85,11 @@ class ClocklessStore(MemoryStore):
         return self._reply(self._now(), answers, ())
 
     def _claimed(self, claim: Claim) -> ClaimAnswer:
-        in_time = replace(self._now(), at_us=claim.slot * 1_000)
+        now = self._now()
+        if not claim.seen_attempt:  # a retry is its sender's own affair
+            now = replace(now, at_us=claim.slot * 1_000)
         verdict = claim_only.judge_claim(
-            claim, in_time, JobRecord(claim.job), None, self._recorded(claim)
+            claim, now, JobRecord(claim.job), None, self._recorded(claim)
         )
         self._space.save(verdict.saved)
         return verdict.answer

@@ -47,8 +47,14 @@ def plain(record: Any) -> dict[str, Any]:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.default is MISSING or value != field.default:
-            shown[field.name] = plain(value) if is_dataclass(value) else value
+            shown[field.name] = _plain_value(value)
     return shown
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain_value(each) for each in value]
+    return plain(value) if is_dataclass(value) else value
 
 
 def record_of(kind: type[_T], values: Mapping[str, Any], **known: Any) -> _T:

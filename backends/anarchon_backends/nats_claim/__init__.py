@@ -77,6 +77,7 @@ class NatsClaimStore:
         return port.Capabilities(
             backend=BACKEND,
             leases=False,
+            retries=True,
             overlap=port.CLAIM_ONLY_OVERLAP,
             kept_ms=self._kept_ms,
         )
@@ -110,6 +111,8 @@ class NatsClaimStore:
     async def _claim(self, claim: port.Claim, until: float) -> port.ClaimAnswer:
         """One claim: sent if it is in time, and otherwise, or if the slot is taken, looked up."""
         job = machine.JobRecord(claim.job)
+        if claim.seen_attempt:
+            return await self._retry(claim, job, until)
         run: model.Run | None = None
         async for number in tries():
             now = await self._now(until)
@@ -124,6 +127,18 @@ class NatsClaimStore:
                 await self._begun(saved.run, until)
                 return verdict.answer
         raise AssertionError("tries never end")
+
+    async def _retry(
+        self, claim: port.Claim, job: machine.JobRecord, until: float
+    ) -> port.ClaimAnswer:
+        """Another attempt of a run whose last one failed here: its row is all that changes (S22)."""
+        now = await self._now(until)
+
+        def judge(run: model.Run | None) -> tuple[port.ClaimAnswer, machine.Saved | None]:
+            verdict = claim_only.judge_claim(claim, now, job, None, run)
+            return verdict.answer, verdict.saved[0] if verdict.saved else None
+
+        return await self._history.decided(claim.job, claim.slot, judge, until)
 
     async def _claimed(self, claim: port.Claim, until: float) -> model.Run | None:
         """The slot's run: as it was claimed, or as it is now where the token is this claim's."""
@@ -148,7 +163,7 @@ class NatsClaimStore:
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
         """Nothing is paused or triggered here. Raises `UnsupportedError`."""
         del acts
-        raise UnsupportedError("control", BACKEND, port.LEASE_BACKENDS)
+        raise UnsupportedError("control", BACKEND, port.CONTROL_BACKENDS)
 
     async def complete(
         self, completions: Sequence[port.Completion]
@@ -295,7 +310,7 @@ class NatsClaimStore:
             claim_only.shown(
                 run,
                 now,
-                (run.current,) if run.current is not None else (),
+                claim_only.attempts_of(run),
                 live=run.current is not None and run.current.incarnation in live,
             )
             for run in runs

@@ -10,19 +10,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
+from typing import TypeVar
 
 from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.records import Unreadable, decode, encode, plain, record_of
 from anarchon_backends.nats_claim._batch import together
 from anarchon_backends.nats_claim._subjects import Subjects
-from anarchon_server.core import claim_only, model
+from anarchon_server.core import claim_only, machine, model
 from anarchon_server.core import store as port
-from anarchon_server.core.machine import Moment, TokenVerdict
+from anarchon_server.core.machine import Moment, Saved, TokenVerdict
 
 _PAUSE_S = 0.005
 _READ_AT_ONCE = 200
 _WRITTEN_MAX = 10_000
+_ROW_MAX = 256 << 10
+
+_T = TypeVar("_T")
 
 
 class History:
@@ -71,26 +76,36 @@ class History:
 
         Of what somebody spoilt no token is known.
         """
+
+        def judged(run: model.Run | None) -> tuple[port.TokenAnswer, Saved | None]:
+            verdict = judge(run)
+            return verdict.answer, verdict.saved
+
         try:
-            return await self._decided(job, slot, judge, until)
+            return await self.decided(job, slot, judged, until)
         except Unreadable:
             return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
 
-    async def _decided(
-        self, job: str, slot: int, judge: Callable[[model.Run | None], TokenVerdict], until: float
-    ) -> port.TokenAnswer:
+    async def decided(
+        self,
+        job: str,
+        slot: int,
+        judge: Callable[[model.Run | None], tuple[_T, Saved | None]],
+        until: float,
+    ) -> _T:
+        """The same for whatever is asked of one run. Raises `Unreadable`."""
         guess = self._written.get((job, slot))
         if guess is not None:
-            verdict = judge(guess[0])
-            if verdict.saved and await self._write(verdict.saved.run, guess[1], until):
-                return verdict.answer
+            answer, saved = judge(guess[0])
+            if saved and await self._write(saved.run, guess[1], until):
+                return answer
         async for _ in tries():
             run, revision = await self._row(job, slot, until)
             if run is None:
                 run = await self.claimed(job, slot, until)
-            verdict = judge(run)
-            if verdict.saved is None or await self._write(verdict.saved.run, revision, until):
-                return verdict.answer
+            answer, saved = judge(run)
+            if saved is None or await self._write(saved.run, revision, until):
+                return answer
         raise AssertionError("tries never end")
 
     async def run(self, job: str, slot: int, until: float) -> model.Run | None:
@@ -194,6 +209,16 @@ async def tries() -> AsyncIterator[int]:
 
 
 def _row_of(run: model.Run) -> bytes:
+    """The run as it is kept. Where the failures of many attempts are more than a message may hold,
+    the stack traces of the earlier ones are left out.
+    """
+    row = _encoded(run)
+    if len(row) <= _ROW_MAX:
+        return row
+    return _encoded(replace(run, earlier=tuple(map(machine.without_trace, run.earlier))))
+
+
+def _encoded(run: model.Run) -> bytes:
     shown = plain(run)
     del shown["job"], shown["slot"]
     return encode(shown)

@@ -66,6 +66,7 @@ class RabbitmqStore:
         self._capabilities = port.Capabilities(
             backend="rabbitmq",
             leases=False,
+            retries=True,
             overlap=port.CLAIM_ONLY_OVERLAP,
             history=False,
             least_gap_ms=LEAST_GAP_MS,
@@ -162,12 +163,15 @@ class RabbitmqStore:
         return self._own_answer(claim) or self._won(claim)
 
     def _own_answer(self, claim: port.Claim) -> port.ClaimAnswer | None:
-        """The answer where this instance knows what became of the slot."""
+        """The answer where this instance knows what became of the slot, as of all that it retries."""
         run = self._own.run(claim.job, claim.slot)
-        if run is None:
+        if run is None and not claim.seen_attempt:
             return None
         job = JobRecord(claim.job)
-        return claim_only.judge_claim(claim, self._now(), job, None, run).answer
+        verdict = claim_only.judge_claim(claim, self._now(), job, None, run)
+        for saved in verdict.saved:
+            self._own.save(saved.run)
+        return verdict.answer
 
     async def _declared(
         self, claim: port.Claim, number: int, deadline: float
@@ -221,7 +225,7 @@ class RabbitmqStore:
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
         """Nothing is paused or triggered here. Raises `UnsupportedError`."""
         del acts
-        raise UnsupportedError("control", self._capabilities.backend, port.LEASE_BACKENDS)
+        raise UnsupportedError("control", self._capabilities.backend, port.CONTROL_BACKENDS)
 
     # Tokens
 

@@ -193,7 +193,7 @@ class Own:
 
 def _shown(run: model.Run, now: Moment) -> model.RunView:
     """Its runner, where it has one, is this process: it lives."""
-    return machine.view(run, now, (run.current,) if run.current else ())
+    return machine.view(run, now, claim_only.attempts_of(run))
 
 
 def _is_wanted(run: model.Run, query: port.RunQuery) -> bool:
@@ -212,4 +212,4 @@ def _bare(run: model.Run) -> model.Run:
     """The run without what may be long."""
     if run.current is None:
         return run
-    return replace(run, current=replace(run.current, result="", failure=None))
+    return replace(run, current=replace(run.current, result="", failure=None), earlier=())

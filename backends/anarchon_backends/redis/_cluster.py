@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,6 +34,9 @@ from anarchon_server.core.errors import (
 
 _SLOTS = 16_384
 _ROUNDS = 4  # a call is sent so often at most: the table of slots may be old twice, and a node gone
+_PART_SHARE = 3 / 4  # of a call's time, what the nodes have: the caller hears of those that answer
+_LOOK_S = 0.25  # how long a node that was silent is waited for, each time that it is looked at
+_LOOK_AGAIN_S = 0.05
 _PROBES = 1_000_000  # names tried to find one that belongs to a node
 
 Host = tuple[str, int]
@@ -55,6 +59,7 @@ class Cluster:
         self._seeds = {host: self._pool_of(host) for host in address.hosts}
         self._gone: list[Pool] = []
         self._refreshing = asyncio.Lock()
+        self._looks: dict[Host, asyncio.Task[None]] = {}
         self._refreshes = 0
         self._is_old = False
         self._losses = 0
@@ -88,6 +93,9 @@ class Cluster:
     async def close(self) -> None:
         """Closes every connection, also those in use."""
         self._open = False
+        for look in self._looks.values():
+            look.cancel()
+        self._looks.clear()
         for pool in (*self._seeds.values(), *self._pools.values(), *self._gone):
             await pool.close()
 
@@ -107,15 +115,20 @@ class Cluster:
             raise answer
         return answer
 
-    async def run_each(self, calls: Sequence[Call], *, durable: bool = False) -> list[Answer]:
+    async def run_each(
+        self, calls: Sequence[Call], *, durable: bool = False, within_s: float | None = None
+    ) -> list[Answer]:
         """Carries out scripts that may write: one round trip to every node that has a part of
         them, all at once. The keys of each are in one hash tag.
+
+        Within `within_s` (the usual time of a call), of which a node has three quarters.
         """
 
         async def work(pool: Pool, part: Sequence[Call], within_s: float) -> list[Answer]:
             return await pool.run_each(part, durable=durable, within_s=within_s)
 
-        return await self._over_the_nodes(calls, [call.keys[0] for call in calls], work)
+        keys = [call.keys[0] for call in calls]
+        return await self._over_the_nodes(calls, keys, work, within_s)
 
     async def read(self, *commands: Command) -> list[Any]:
         """Carries out commands that only read, each by itself, on the node that has its key. One
@@ -162,6 +175,7 @@ class Cluster:
         items: Sequence[_T],
         keys: Sequence[str],
         work: Callable[..., Any],
+        within_s: float | None = None,
     ) -> list[Any]:
         """What `work` answers for every item, carried out on the node of its key.
 
@@ -169,9 +183,10 @@ class Cluster:
         again where the table of slots says then.
         """
         now = asyncio.get_running_loop().time
-        end = now() + self._timeout_ms / 1_000
+        usual_s = self._timeout_ms / 1_000
+        end = now() + min(usual_s, within_s or usual_s) * _PART_SHARE
         if self._is_old:  # a node did not answer, and that took all the time there was
-            await self._refresh(self._refreshes, self._timeout_ms / 1_000 / 2)
+            await self._refresh(self._refreshes, (end - now()) / 2)
         answers: list[Any] = [None] * len(items)
         places: Sequence[int] = range(len(items))
         for attempt in range(1, _ROUNDS + 1):
@@ -212,11 +227,28 @@ class Cluster:
         pool = self._pools.get(host) if host else None
         if pool is None:
             return [StoreUnavailable(f"{self.location}: no node has the slot")] * len(items)
+        if host in self._looks:  # others are not to wait for it each time
+            away = StoreUnavailable(f"{pool.location}: did not answer in time, and has not since")
+            return [away] * len(items)
         try:
             said: list[Any] = await work(pool, items, within_s)
         except StoreError as error:
-            return [error] * len(items)
+            said = [error] * len(items)
+        if pool.is_silent and host not in self._looks:
+            look = self._looks[pool.host] = asyncio.create_task(self._look_at(pool))
+            await asyncio.wait({look}, timeout=_LOOK_AGAIN_S)
         return said
+
+    async def _look_at(self, pool: Pool) -> None:
+        """Until the node answers again, refuses, or is none any more, nothing else is asked of it."""
+        try:
+            while pool.is_silent and self._pools.get(pool.host) is pool:
+                with suppress(StoreError):
+                    await pool.ask(["PING"], within_s=_LOOK_S)
+                if pool.is_silent:
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+        finally:
+            self._looks.pop(pool.host, None)
 
     # The table of slots
 
@@ -234,7 +266,7 @@ class Cluster:
                 if self._refreshes != seen:
                     return True
                 known = {**self._pools, **self._seeds}
-                for pool in known.values():
+                for pool in sorted(known.values(), key=lambda each: each.host in self._looks):
                     try:
                         (said,) = await pool.ask(
                             ["CLUSTER", "SLOTS"], within_s=within_s / (len(known) + 1)

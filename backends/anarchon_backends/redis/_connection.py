@@ -102,7 +102,8 @@ class Pool:
     """A few connections to one server, opened when they are needed.
 
     One whose call was cancelled, timed out or broke off is thrown away: its answer may still come.
-    `losses` counts how often the server may have lost what it had acknowledged.
+    `losses` counts how often the server may have lost what it had acknowledged. `is_silent`: it did
+    not answer the last call in its time.
     """
 
     def __init__(self, address: Address, op_timeout_ms: int) -> None:
@@ -113,6 +114,7 @@ class Pool:
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._sentinels = list(address.hosts)
         self._open = False
+        self.is_silent = False
         self._identity = Identity()
         self._taught: set[str] = set()  # digests of scripts that the server has been sent
         self._looked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -362,11 +364,14 @@ class Pool:
                     await self._forsake(connection)  # most likely the idle ones are no better
                     raise
                 await self._give_back(connection)
+                self.is_silent = False
                 return answer
         except TimeoutError:
+            self.is_silent = True
             text = f"{self._address.location}: no answer within {within_s * 1_000:.0f} ms"
             raise (OutcomeUnknown if was_sent else StoreUnavailable)(text) from None
         except (RedisError, OSError) as error:
+            self.is_silent = False
             raise self._meaning(error, was_sent=was_sent) from error
 
     async def _look(self, connection: Connection) -> None:

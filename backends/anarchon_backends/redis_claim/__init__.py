@@ -4,9 +4,11 @@ Atomic here: what is asked of one run is one step of a Lua script (`lua/`), whic
 and its row in history; how a slot is claimed is the strategy's: a key a slot (`script`), an id a
 slot in a stream that takes no older one (`stream-id`), or the server's own table of ids seen
 (`idmp`). No step touches keys of two jobs, or of a job and the namespace. Whose clock decides: the
-server's `TIME`, read inside the script, for slots; there are no leases. What it cannot do: take a
-run over when its runner died, skip or queue runs that overlap, retry, catch up. What it can lose:
-with `appendonly no`, or in a fail-over to a replica that lags, what was acknowledged last.
+server's `TIME`, read inside the script, for slots; there are no leases. Pause, resume, trigger and
+cancel are decided in the same step. A failed attempt is followed by another of the instance that
+reported it. What it cannot do: take a run over when its runner died, skip or queue runs that
+overlap, catch up. What it can lose: with `appendonly no`, or in a fail-over to a replica that lags,
+what was acknowledged last.
 Imports the port, the model, what the backends of Redis share and the standard library.
 """
 
@@ -31,13 +33,18 @@ from anarchon_backends.redis_claim._batches import (
     claim_answer,
     claim_item,
     completion_item,
+    control_answer,
+    control_item,
     look_answer,
     look_item,
+    news_answer,
     parts_of,
     registration_items,
     registrations,
     release_item,
     renewal_item,
+    since_answer,
+    sweep_item,
     token_answer,
 )
 from anarchon_backends.redis_claim._reading import Keys, Reader
@@ -46,6 +53,7 @@ from anarchon_backends.redis_claim._scripts import scripts_of
 from anarchon_backends.redis_claim._strategies import STRATEGIES, Strategy
 from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
+from anarchon_server.core.claim_only import is_news
 from anarchon_server.core.errors import (
     OutcomeUnknown,
     StoreError,
@@ -124,7 +132,8 @@ class RedisClaimStore:
         try:
             await self._ask_namespace("probe")
             for key in self._probe_keys():
-                for script in (self._scripts.runs, self._scripts.definitions):
+                scripts = self._scripts
+                for script in (scripts.runs, scripts.control, scripts.definitions):
                     batch = self._batch({"items": [{"act": "probe"}]})
                     said = json.loads(decode(await self._server.run(script, [key], batch)))
                     self._check_probe(said["answers"][0])
@@ -223,7 +232,8 @@ class RedisClaimStore:
         **batch: object,
     ) -> tuple[machine.Moment, list[Item]]:
         """Carries out a batch in one round trip (in a cluster one to each node): the store's time,
-        and an answer an item. Raises where a call was not answered; not `whole`: where none was.
+        and an answer an item. Raises where a call was not answered; not `whole`: where none was,
+        and what was not answered is "unknown".
         """
         if durable and (self._address.replicas or self._address.fsync):
             batch["durable"] = True
@@ -255,9 +265,11 @@ class RedisClaimStore:
         raise UnsupportedError("catch_up", self.capabilities.backend, port.LEASE_BACKENDS)
 
     async def control(self, acts: Sequence[port.Control]) -> port.Reply[port.ControlAnswer]:
-        """Nothing is paused or triggered here. Raises `UnsupportedError`."""
-        del acts
-        raise UnsupportedError("control", self.capabilities.backend, port.LEASE_BACKENDS)
+        """Pauses, resumes, triggers and cancels, each in one step with the claims of its job."""
+        live = await self._reader.live()
+        items = [control_item(act) for act in acts]
+        now, answers = await self._carry_out(self._scripts.control, items, durable=True, live=live)
+        return self._reply(now, (control_answer(each, now) for each in answers))
 
     async def complete(
         self, completions: Sequence[port.Completion]
@@ -270,35 +282,30 @@ class RedisClaimStore:
         return await self._tokens([release_item(each) for each in releases])
 
     async def _tokens(self, items: Sequence[Item]) -> port.Reply[port.TokenAnswer]:
-        now, answers = await self._carry_out(self._scripts.runs, items, durable=True)
+        now, answers = await self._carry_out(self._scripts.runs, items, durable=True, whole=False)
         return self._reply(now, (token_answer(each, now) for each in answers))
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
         """One heartbeat. What it says and asks of runs goes first."""
         items = [renewal_item(each) for each in beat.renewals]
         items += [look_item(job, slot) for job, slot in beat.looks]
-        since = await self._reader.since(beat.sweep)
+        items += [sweep_item(job, schedule_id) for job, schedule_id in beat.sweep]
         calls = self._calls(self._scripts.runs, items)
         lives = self._namespace_call(
             "beat", instance=noted_instance(beat.instance), leaving=beat.leaving
         )
-        told = await self._server.run_each([*(call for _, call in calls), lives])
-        _raise_failures(told)
-        _, answers = _answers([count for count, _ in calls], told[:-1])
-        said = self._namespace_said(told[-1])
-        now = moment(int(said["now_us"]))
+        asked = [*(call for _, call in calls), lives]
+        told = await self._server.run_each(asked, within_s=beat.within_ms / 1_000)
+        if beat.leaving or all(isinstance(each, StoreError) for each in told):
+            _raise_failures(told)
+        now, answers = _answers([count for count, _ in calls], told[:-1])
+        about_us: dict[str, Any] = {"known": True, "twins": ()}
+        if not isinstance(told[-1], StoreError):
+            about_us = self._namespace_said(told[-1])
+            now = moment(int(about_us["now_us"]))
         if beat.leaving:
-            await self._let_go(beat.instance.incarnation, said["dropped"] or (), now.at)
-        renewed = len(beat.renewals)
-        answer = port.BeatAnswer(
-            renewals=tuple(token_answer(each, now) for each in answers[:renewed]),
-            looks=tuple(look_answer(each, now) for each in answers[renewed:]),
-            unfinished=(),
-            settled=tuple(since),
-            known=said["known"],
-            twins=tuple(said["twins"] or ()),
-        )
-        return self._reply(now, [answer])
+            await self._let_go(beat.instance.incarnation, about_us["dropped"] or (), now.at)
+        return self._reply(now, [_beat_answer(beat, items, answers, now, about_us)])
 
     # Registration
 
@@ -410,6 +417,29 @@ class RedisClaimStore:
             yield
 
 
+def _beat_answer(
+    beat: port.Beat,
+    items: Sequence[Item],
+    answers: Sequence[Item],
+    now: machine.Moment,
+    about_us: Mapping[str, Any],
+) -> port.BeatAnswer:
+    """What became of a heartbeat of such items: renewals, looks, then sweeps."""
+    renewed, looked = len(beat.renewals), len(beat.renewals) + len(beat.looks)
+    swept, ours = answers[looked:], beat.instance.incarnation
+    news = [seen for each in swept for seen in news_answer(each, now) if is_news(seen.run, ours)]
+    pairs = zip(items, answers, strict=True)
+    return port.BeatAnswer(
+        renewals=tuple(token_answer(each, now) for each in answers[:renewed]),
+        looks=tuple(look_answer(each, now) for each in answers[renewed:looked]),
+        unfinished=tuple(news[: beat.sweep_limit]),
+        settled=tuple(since_answer(each) for each in swept),
+        known=about_us["known"],
+        twins=tuple(about_us["twins"] or ()),
+        unheard=frozenset(item["job"] for item, each in pairs if each.get("outcome") == "unknown"),
+    )
+
+
 def _said(answer: Answer) -> dict[str, Any]:
     assert not isinstance(answer, StoreError), "failures were raised before"
     said: dict[str, Any] = json.loads(decode(answer))
@@ -435,7 +465,7 @@ def _answers(counts: Sequence[int], told: Sequence[Answer]) -> tuple[machine.Mom
     now_us = 0
     for count, answer in zip(counts, told, strict=True):
         if isinstance(answer, StoreError):
-            answers += [{"outcome": "broken"}] * count
+            answers += [{"outcome": "unknown"}] * count
         else:
             said = _said(answer)
             now_us = max(now_us, int(said["now_us"]))

@@ -5,6 +5,8 @@ Imports the port, the rules, the model, the limits, the errors and the standard 
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -44,15 +46,14 @@ def _length(value: object) -> int:
         return len(value)
     if isinstance(value, Mapping):
         return sum(map(_length, value.values())) + 20 * len(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return sum(map(_length, value))
     return 16
 
 
 def claim_item(claim: port.Claim) -> Item:
     """A claim as the script reads it."""
-    assert not claim.seen_attempt, "nobody takes over on a claim-only backend"
-    return {
+    item: dict[str, Any] = {
         "act": "claim",
         "job": claim.job,
         "slot": claim.slot,
@@ -62,8 +63,12 @@ def claim_item(claim: port.Claim) -> Item:
         "start_deadline_ms": claim.start_deadline_ms,
         "cancel_grace_ms": claim.cancel_grace_ms,
         "window_ms": claim.window_ms,
+        "retries": claim.retries,
         "may_run": claim.may_run,
     }
+    if claim.seen_attempt:
+        item |= {"seen_attempt": claim.seen_attempt, "seen_token": claim.seen_token}
+    return item
 
 
 def renewal_item(renewal: port.Renewal) -> Item:
@@ -89,6 +94,11 @@ def look_item(job: str, slot: int) -> Item:
     return {"act": "look", "job": job, "slot": slot}
 
 
+def sweep_item(job: str, schedule_id: str) -> Item:
+    """A look at a job as the script reads it: when its schedule began, which runs are news."""
+    return {"act": "sweep", "job": job, "schedule_id": schedule_id}
+
+
 def completion_item(completion: port.Completion) -> Item:
     """A result as the script reads it."""
     outcome = completion.outcome
@@ -102,6 +112,9 @@ def completion_item(completion: port.Completion) -> Item:
     }
     if outcome.failure is not None:
         item["failure"] = failure_text(outcome.failure)
+    permanent = outcome.failure is not None and outcome.failure.permanent
+    if completion.retry_in_ms is not None and not permanent:
+        item["retry_in_ms"] = completion.retry_in_ms
     if outcome.stopped is not None:
         item["stopped"] = outcome.stopped.value
     return item
@@ -117,6 +130,34 @@ def release_item(release: port.Release) -> Item:
         "incarnation": release.incarnation,
         "reason": release.reason,
     }
+
+
+def control_item(act: port.Control) -> Item:
+    """What operators ask, as the script reads it."""
+    match act:
+        case port.Pause():
+            return {"act": "pause", "job": act.job, "reason": act.reason}
+        case port.Resume():
+            assert not act.plans, "a claim-only backend plans nothing"
+            return {
+                "act": "resume",
+                "job": act.job,
+                "paused_at": act.paused_at,
+                "latest_at": act.until,
+                "passed": [dataclasses.asdict(each) for each in act.passed],
+            }
+        case port.TriggerRun():
+            return {
+                "act": "trigger",
+                "job": act.job,
+                "request_id": act.request_id,
+                "payload": base64.b64encode(act.payload).decode(),
+                "slots": act.slots,
+                "latest_at": act.until,
+                "window_ms": act.window_ms,
+            }
+        case port.CancelRun():
+            return {"act": "cancel", "job": act.job, "slot": act.slot, "message": act.message}
 
 
 def registration_items(definitions: Sequence[model.Definition]) -> list[Item]:
@@ -155,11 +196,25 @@ def look_answer(answer: Item, now: machine.Moment) -> model.RunView | None:
     return None
 
 
+def since_answer(answer: Item) -> int | None:
+    """When the schedule that was swept began; None: it is not known."""
+    since = answer.get("since")
+    return int(since) if since else None
+
+
+def news_answer(answer: Item, now: machine.Moment) -> list[model.RunView]:
+    """The runs of the job that was swept that wait, or were asked to stop."""
+    seen = [look_answer({"run": each}, now) for each in answer.get("runs") or ()]
+    return [each for each in seen if each is not None]
+
+
 def claim_answer(answer: Item, now: machine.Moment) -> port.ClaimAnswer:
     """What became of a claim; a record that cannot be read leaves it open."""
     if answer["outcome"] != "broken":
         with suppress(Unreadable):
-            return port.ClaimAnswer(port.ClaimOutcome(answer["outcome"]), _view_of(answer, now))
+            payload = base64.b64decode(answer.get("payload", ""), validate=True)
+            outcome = port.ClaimOutcome(answer["outcome"])
+            return port.ClaimAnswer(outcome, _view_of(answer, now), payload)
     return port.ClaimAnswer(port.ClaimOutcome.UNKNOWN)
 
 
@@ -169,6 +224,15 @@ def token_answer(answer: Item, now: machine.Moment) -> port.TokenAnswer:
         with suppress(Unreadable):
             return port.TokenAnswer(port.TokenOutcome(answer["outcome"]), _view_of(answer, now))
     return port.TokenAnswer(port.TokenOutcome.UNKNOWN_TOKEN)
+
+
+def control_answer(answer: Item, now: machine.Moment) -> port.ControlAnswer:
+    """What became of what an operator asked. Raises `OutcomeUnknown` for what somebody spoilt."""
+    if answer["outcome"] == "broken":
+        raise OutcomeUnknown(
+            f"{answer['broken']}: not as Anarchon writes it; this was not done, and the rest was"
+        )
+    return port.ControlAnswer(port.ControlOutcome(answer["outcome"]), _view_of(answer, now))
 
 
 def registrations(item: Item, answer: Item) -> dict[int, port.Registration]:

@@ -5,7 +5,7 @@ Imports the port, the rules, the model, what the backends of Redis share and the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import Command
 from anarchon_backends.redis._text import decode, decoded
 from anarchon_backends.redis_claim._rows import holds_of, instance_of, moment, run_of, spec_of
-from anarchon_server.core import claim_only, machine, model
+from anarchon_server.core import claim_only, control, machine, model
 from anarchon_server.core import store as port
 
 _STEP = 500  # places read at once, of all jobs together ...
@@ -89,14 +89,10 @@ class Reader:
         lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
         return now, lately
 
-    async def since(self, schedules: Sequence[tuple[str, str]]) -> list[int | None]:
-        """When the present stretch of each (job, schedule) began; None: it is not known."""
-        if not schedules:
-            return []
-        _, found = await self._read(
-            *(["HGET", self._keys.job(job), f"since:{schedule}"] for job, schedule in schedules)
-        )
-        return [None if each is None else int(each) for each in found]
+    async def live(self) -> dict[str, bool]:
+        """The instances that live, by incarnation."""
+        now, (noted,) = await self._read(["HGETALL", self._keys.instances])
+        return dict.fromkeys(_live_of(noted, now), True)
 
     async def have_definitions(self, names: Sequence[str]) -> list[bool]:
         """Whether each of the jobs has a definition."""
@@ -123,16 +119,14 @@ class Reader:
     async def jobs(self, names: Sequence[str]) -> tuple[machine.Moment, list[model.JobView]]:
         """The jobs of these names that there are."""
         keys = [self._keys.job(name) for name in names]
-        commands: list[Command] = [["HGET", key, "definition_id"] for key in keys]
-        commands += [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
+        commands: list[Command] = [["ZREVRANGE", f"{key}:runs", 0, 0] for key in keys]
         _, found = await self._read(*commands)
-        ids = [decode(each or b"") for each in found[: len(keys)]]
-        slots = [decode(each[0]) if each else "0" for each in found[len(keys) :]]
+        slots = [decode(each[0]) if each else "0" for each in found]
         commands = [["HGETALL", self._keys.instances]]
-        for key, definition_id, slot in zip(keys, ids, slots, strict=True):
+        for key, slot in zip(keys, slots, strict=True):
             commands += [
-                ["HGET", key, "definition_at"],
-                ["HGET", f"{key}:definitions", definition_id],
+                ["HGETALL", key],
+                ["HGETALL", f"{key}:definitions"],
                 ["HGETALL", f"{key}:holds"],
                 ["HGETALL", f"{key}:{slot}"],
             ]
@@ -140,15 +134,12 @@ class Reader:
         live = _live_of(noted, now)
         views: list[model.JobView] = []
         for place, name in enumerate(names):
-            definition_at, kept, held, row = answers[4 * place : 4 * place + 4]
-            if not ids[place] or not kept:
-                continue  # there is no such job
+            record, kept, held, row = answers[4 * place : 4 * place + 4]
+            job = _Job(name, decoded(record), decoded(kept), decoded(held))
+            if not job.is_there:
+                continue
             last_run = _shown(row, (int(slots[place]), name), live, now) if row else None
-            views.append(
-                _job_view(
-                    name, decode(kept), int(definition_at or 0), decoded(held), live, last_run
-                )
-            )
+            views.append(_job_view(job, live, last_run))
         return now, views
 
     # Runs
@@ -254,7 +245,7 @@ def _shown(
 ) -> model.RunView:
     slot, job = place
     run = run_of(decoded(row) | {"job": job, "slot": str(slot)})
-    attempts = [run.current] if run.current else []
+    attempts = claim_only.attempts_of(run)
     lives = run.current is not None and run.current.incarnation in live
     return claim_only.shown(run, now, attempts, live=lives)
 
@@ -272,25 +263,66 @@ def _live_of(noted: Iterable[bytes], now: machine.Moment) -> dict[str, str]:
     }
 
 
-def _job_view(
-    name: str,
-    kept: str,
-    definition_at: int,
-    held: Mapping[str, str],
-    live: Mapping[str, str],
-    last_run: model.RunView | None,
-) -> model.JobView:
-    holds = [
-        hold
-        for incarnation, text in held.items()
-        if incarnation in live
-        for hold in holds_of(name, incarnation, text)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is kept of a job: its hash, its definitions by id, what instances hold of it."""
+
+    name: str
+    fields: Mapping[str, str]
+    kept: Mapping[str, str]
+    held: Mapping[str, str]
+
+    @property
+    def definition_id(self) -> str:
+        return self.fields.get("definition_id", "")
+
+    @property
+    def is_there(self) -> bool:
+        return self.definition_id in self.kept
+
+    @property
+    def record(self) -> machine.JobRecord:
+        paused_at = self.fields.get("paused_at")
+        return machine.JobRecord(
+            self.name,
+            definition_id=self.definition_id,
+            schedule_id=self.fields.get("schedule_id", ""),
+            definition_at=int(self.fields.get("definition_at", 0)),
+            paused_at=int(paused_at) if paused_at else None,
+            pause_reason=self.fields.get("pause_reason", ""),
+        )
+
+    def holds(self, live: Mapping[str, str]) -> list[machine.HeldDefinition]:
+        """What live instances hold."""
+        return [
+            hold
+            for incarnation, text in self.held.items()
+            if incarnation in live
+            for hold in holds_of(self.name, incarnation, text)
+        ]
+
+    def schedules(self, held: Sequence[machine.HeldDefinition]) -> Iterator[model.ScheduleInUse]:
+        """The schedules whose slots are slots of the job, each with a definition that has it."""
+        job = self.record
+        ids = {hold.schedule_id: hold.definition_id for hold in held}
+        ids[job.schedule_id] = job.definition_id
+        for schedule_id in sorted(control.schedules_in_use(job, held)):
+            since, kept = self.fields.get(f"since:{schedule_id}"), self.kept.get(ids[schedule_id])
+            if since and kept:
+                settled = claim_only.settled_at(int(since), job)
+                yield model.ScheduleInUse(schedule_id, settled, spec_of(self.name, kept))
+
+
+def _job_view(job: _Job, live: Mapping[str, str], last_run: model.RunView | None) -> model.JobView:
+    held, record = job.holds(live), job.record
     return model.JobView(
-        name=name,
-        spec=spec_of(name, kept),
-        definition_at=definition_at,
-        definitions_differ=machine.definitions_differ(holds),
-        instance_ids=tuple(sorted({live[hold.incarnation] for hold in holds})),
+        name=job.name,
+        spec=spec_of(job.name, job.kept[job.definition_id]),
+        definition_at=record.definition_at,
+        definitions_differ=machine.definitions_differ(held),
+        instance_ids=tuple(sorted({live[hold.incarnation] for hold in held})),
         last_run=machine.without_traces(last_run) if last_run else None,
+        paused_at=record.paused_at,
+        pause_reason=record.pause_reason,
+        schedules=tuple(job.schedules(held)),
     )

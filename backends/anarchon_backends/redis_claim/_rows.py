@@ -15,19 +15,9 @@ from anarchon_server.core.errors import StoreUnavailable
 
 _T = TypeVar("_T")
 
-# The fields of a run's hash, with their kinds: text, a count (empty: 0), a number (empty: none).
-# Those from `token` on are its only attempt's.
-RUN_FIELDS: Mapping[str, str] = {
-    "state": "text",
-    "trigger": "text",
-    "reason": "text",
-    "ended_at": "number",
-    "window_ms": "count",
-    "lost": "count",
-    "failed": "count",
-    "cancel": "text",
-    "cancelled_at": "count",
-    "cancel_grace_ms": "count",
+# The fields of an attempt, with their kinds: text, a count (empty: 0), a number (empty: none).
+ATTEMPT_FIELDS: Mapping[str, str] = {
+    "attempt": "count",  # empty: 1
     "token": "text",
     "instance_id": "text",
     "incarnation": "text",
@@ -38,6 +28,29 @@ RUN_FIELDS: Mapping[str, str] = {
     "attempt_ended_at": "number",
     "failure": "text",
     "result": "text",
+}
+
+# The fields of a run's hash; those of an attempt are its newest one's. Of the `earlier` ones each is a
+# line of JSON.
+RUN_FIELDS: Mapping[str, str] = {
+    "state": "text",
+    "trigger": "text",
+    "reason": "text",
+    "ended_at": "number",
+    "slots_covered": "count",
+    "request_id": "text",
+    "window_ms": "count",
+    "lost": "count",
+    "failed": "count",
+    "cancel": "text",
+    "cancelled_at": "count",
+    "cancel_message": "text",
+    "cancel_grace_ms": "count",
+    "retries": "count",
+    "retry_at": "number",
+    "retry_delay_ms": "count",
+    "earlier": "text",
+    **ATTEMPT_FIELDS,
 }
 
 Fields = Mapping[str, str]
@@ -70,10 +83,11 @@ def run_of(fields: Fields) -> model.Run:
 
 
 def _run_of(fields: Fields) -> model.Run:
-    current = _attempt_of(fields) if fields.get("token") else None
+    slot = int(fields["slot"])
+    current = _attempt_of(slot, fields) if fields.get("token") else None
     return model.Run(
         job=fields["job"],
-        slot=int(fields["slot"]),
+        slot=slot,
         trigger=model.Trigger(fields["trigger"]),
         state=model.RunState(fields["state"]),
         reason=fields.get("reason", ""),
@@ -84,20 +98,32 @@ def _run_of(fields: Fields) -> model.Run:
         window_ms=_count(fields, "window_ms"),
         cancel=model.CancelReason(fields["cancel"]) if fields.get("cancel") else None,
         cancelled_at=_count(fields, "cancelled_at"),
+        cancel_message=fields.get("cancel_message", ""),
         cancel_grace_ms=_count(fields, "cancel_grace_ms"),
+        slots_covered=_count(fields, "slots_covered"),
         ended_at=_number(fields, "ended_at"),
+        retries=_count(fields, "retries"),
+        retry_at=_number(fields, "retry_at"),
+        retry_delay_ms=_count(fields, "retry_delay_ms"),
+        request_id=fields.get("request_id", ""),
+        earlier=tuple(
+            _attempt_of(slot, json.loads(line))
+            for line in fields.get("earlier", "").split("\n")
+            if line
+        ),
     )
 
 
-def _attempt_of(fields: Fields) -> model.Attempt:
+def _attempt_of(slot: int, fields: Fields) -> model.Attempt:
     failure = fields.get("failure")
+    number = _count(fields, "attempt") or 1
     return model.Attempt(
-        attempt=1,
+        attempt=number,
         token=fields["token"],
-        fence=claim_only.fence_of(int(fields["slot"])),
+        fence=claim_only.fence_of(slot, number),
         instance_id=fields.get("instance_id", ""),
         incarnation=fields.get("incarnation", ""),
-        cause=model.AttemptCause.CLAIM,
+        cause=model.AttemptCause.RETRY if number > 1 else model.AttemptCause.CLAIM,
         state=model.RunState(fields["attempt_state"]),
         claimed_at=_count(fields, "claimed_at"),
         reason=fields.get("attempt_reason", ""),

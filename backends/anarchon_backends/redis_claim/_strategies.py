@@ -35,6 +35,8 @@ class Strategy:
             backend=f"redis:{self.name}",
             leases=False,
             overlap=port.CLAIM_ONLY_OVERLAP,
+            retries=True,
+            control=True,
             kept_ms=self.kept_ms,
             kept_slots=self.kept_slots,
         )

@@ -235,27 +235,36 @@ class RedisLeaseStore:
         """One heartbeat. A long one goes in several parts; the last says that the instance lives."""
         items = beat_items(beat)
         parts, about_us = await self._beat(beat, items)
-        told = replies_of(parts)
+        told = [part.reply for part in parts if part.reply is not None]
         fences: dict[str, int] = {}
-        for part, each in zip(parts, told, strict=True):
-            fences |= fences_of([items[place]["job"] for place in part.places], beat_said(each))
-        answer = beat_answer(beat, [(part.places, part.reply or {}) for part in parts], about_us)
+        for part in parts:
+            if part.reply is not None:
+                jobs = [items[place]["job"] for place in part.places]
+                fences |= fences_of(jobs, beat_said(part.reply))
+        answer = beat_answer(beat, items, [(part.places, part.reply) for part in parts], about_us)
         if beat.leaving:
             incarnation = beat.instance.incarnation
             with _begun():
                 survey = await self._calls.of_namespace(_scripts.SURVEY, {"leaving": incarnation})
                 await self._forget(survey["gone"] or (), leaving=True)
-        return reply([*told, about_us], [answer], fences)
+        return reply([*told, about_us] if about_us else told, [answer], fences)
 
     async def _beat(
         self, beat: port.Beat, items: Sequence[dict[str, Any]]
-    ) -> tuple[list[Part], Reply]:
-        """The parts of a heartbeat, and the reply to that which is about the instance."""
+    ) -> tuple[list[Part], Reply | None]:
+        """The parts of a heartbeat, and the reply to that which is about the instance.
+
+        In a cluster some may have failed, where a node is away, and the last may be None.
+        """
         instance = {"instance": noted_instance(beat.instance), "leaving": beat.leaving}
         common = {"sweep_limit": beat.sweep_limit}
-        asked = self._calls.of_jobs(_scripts.BEAT, items, common, form=beat_form, last=instance)
+        within_ms = beat.within_ms
+        asked = self._calls.of_jobs(
+            _scripts.BEAT, items, common, form=beat_form, last=instance, within_ms=within_ms
+        )
         if self._calls.apart:
-            return await _both(asked, self._calls.of_namespace(_scripts.ALIVE, instance))
+            lives = self._calls.of_namespace(_scripts.ALIVE, instance, within_ms=within_ms)
+            return await _each(asked, lives, whole=beat.leaving)
         parts = await asked
         return parts, replies_of(parts)[-1]
 
@@ -264,14 +273,14 @@ class RedisLeaseStore:
     ) -> port.Reply[port.TokenAnswer]:
         """Records results."""
         items = [completion_item(each) for each in completions]
-        parts, _, fences = await self._replies(_scripts.COMPLETE, items, durable=True)
-        return _in_order(parts, token_answer, fences)
+        parts, told, fences = await self._replies(_scripts.COMPLETE, items, durable=True)
+        return _of_tokens(parts, told, fences)
 
     async def release(self, releases: Sequence[port.Release]) -> port.Reply[port.TokenAnswer]:
         """Ends leases at once."""
         items = [release_item(each) for each in releases]
-        parts, _, fences = await self._replies(_scripts.RELEASE, items)
-        return _in_order(parts, token_answer, fences)
+        parts, told, fences = await self._replies(_scripts.RELEASE, items)
+        return _of_tokens(parts, told, fences)
 
     async def register(
         self, instance: model.Instance, definitions: Sequence[model.Definition]
@@ -493,6 +502,18 @@ def _in_order(
     return reply(told, (answers[place] for place in range(len(answers))), fences)
 
 
+def _of_tokens(
+    parts: Sequence[Part], told: Sequence[Reply], fences: Mapping[str, int]
+) -> port.Reply[port.TokenAnswer]:
+    """The reply to results or releases: what was not answered is UNKNOWN. Raises where all is."""
+    if not told:
+        replies_of(parts)
+    answers = {place: token_answer(answer, now) for place, answer, now in _placed(parts)}
+    unknown = port.TokenAnswer(port.TokenOutcome.UNKNOWN)
+    places = sorted(place for part in parts for place in part.places)
+    return reply(told, (answers.get(place, unknown) for place in places), fences)
+
+
 @contextmanager
 def _begun() -> Iterator[None]:
     """For the steps after the first of a call: where one is not done, some of the call is."""
@@ -502,17 +523,21 @@ def _begun() -> Iterator[None]:
         raise OutcomeUnknown(f"{error}; a part of the call was done before") from error
 
 
-async def _both(
-    parts: Coroutine[Any, Any, list[Part]], other: Coroutine[Any, Any, Reply]
-) -> tuple[list[Part], Reply]:
-    """Waits for both, whatever becomes of either. Raises where one failed."""
+async def _each(
+    parts: Coroutine[Any, Any, list[Part]], other: Coroutine[Any, Any, Reply], *, whole: bool
+) -> tuple[list[Part], Reply | None]:
+    """Waits for both, whatever becomes of either. Raises where none was answered, or, if it is to be
+    `whole`, where one was not.
+    """
     done, said = await asyncio.gather(parts, other, return_exceptions=True)
     for each in (done, said):
         if isinstance(each, BaseException) and not isinstance(each, StoreError):
             raise each
     assert isinstance(done, list), "of the jobs' part errors are answers"
-    parts_ = [*done, Part((), error=said) if isinstance(said, StoreError) else Part((), reply=said)]
-    return done, replies_of(parts_)[-1]
+    last = Part((), error=said) if isinstance(said, StoreError) else Part((), reply=said)
+    if whole or all(part.error is not None for part in (*done, last)):
+        replies_of([*done, last])
+    return done, last.reply
 
 
 def _other_schema(said: str) -> StoreRefused:

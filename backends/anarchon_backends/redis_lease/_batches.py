@@ -281,24 +281,32 @@ def beat_said(told: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def beat_answer(
     beat: port.Beat,
-    parts: Iterable[tuple[Sequence[int], Mapping[str, Any]]],
-    about_us: Mapping[str, Any],
+    items: Sequence[Mapping[str, Any]],
+    parts: Iterable[tuple[Sequence[int], Mapping[str, Any] | None]],
+    about_us: Mapping[str, Any] | None,
 ) -> port.BeatAnswer:
-    """What became of a heartbeat: its parts, with the places of their items, put together."""
+    """What became of a heartbeat of such items: its parts, with the places of their items, put
+    together. Nothing is known of what a part without a reply was about, nor, without `about_us`, of
+    the instance.
+    """
     renewed, looked = len(beat.renewals), len(beat.renewals) + len(beat.looks)
-    renewals: dict[int, port.TokenAnswer] = {}
-    looks: dict[int, model.RunView | None] = {}
-    settled: dict[int, int | None] = {}
+    renewals = [port.TokenAnswer(port.TokenOutcome.UNKNOWN)] * renewed
+    looks: list[model.RunView | None] = [None] * len(beat.looks)
+    settled: list[int | None] = [None] * len(beat.sweep)
     unfinished: dict[tuple[str, str], model.RunView] = {}  # by job and slot
+    unheard: set[str] = set()
     for places, told in parts:
+        if told is None:
+            unheard |= {items[place]["job"] for place in places}
+            continue
         now = moment(int(told["now_us"]))
         for place, each in zip(places, beat_said(told), strict=True):
             if place < renewed:
                 renewals[place] = token_answer(each, now)
             elif place < looked:
-                looks[place] = look_answer(each, now)
+                looks[place - renewed] = look_answer(each, now)
             else:
-                settled[place] = number_of(each.get("settled"))
+                settled[place - looked] = number_of(each.get("settled"))
         for each in told["unfinished"] or ():
             if (seen := look_answer({"run": each}, now)) is not None:
                 unfinished[each["job"], each["slot"]] = seen
@@ -306,12 +314,13 @@ def beat_answer(
         unfinished.values(), key=lambda seen: (not seen.takeable, seen.run.slot, seen.run.job)
     )
     return port.BeatAnswer(
-        renewals=tuple(renewals[place] for place in sorted(renewals)),
-        looks=tuple(looks[place] for place in sorted(looks)),
+        renewals=tuple(renewals),
+        looks=tuple(looks),
         unfinished=tuple(views[: beat.sweep_limit]),
-        settled=tuple(settled[place] for place in sorted(settled)),
-        known=about_us["known"],
-        twins=tuple(about_us["twins"] or ()),
+        settled=tuple(settled),
+        known=about_us["known"] if about_us else True,
+        twins=tuple(about_us["twins"] or ()) if about_us else (),
+        unheard=frozenset(unheard),
     )
 
 

@@ -70,10 +70,16 @@ class Calls:
         losses = self._server.losses
         return f"{store_id}+{losses}" if losses else store_id
 
-    async def of_namespace(self, script: Script, batch: Mapping[str, object]) -> Reply:
+    async def of_namespace(
+        self, script: Script, batch: Mapping[str, object], *, within_ms: int | None = None
+    ) -> Reply:
         """Carries out a script on the namespace's keys."""
         call = self._call(script, [self.namespace], batch)
-        return self._reply(await self._server.run(call.script, call.keys, call.batch))
+        within_s = None if within_ms is None else within_ms / 1_000
+        (answer,) = await self._server.run_each([call], within_s=within_s)
+        if isinstance(answer, StoreError):
+            raise answer
+        return self._reply(answer)
 
     async def of_key(self, script: Script, key: str, batch: Mapping[str, object]) -> Reply:
         """Carries out a script on one key that is not the namespace's."""
@@ -90,12 +96,13 @@ class Calls:
         form: Callable[[list[Item]], dict[str, Any]] = lambda items: {"items": items},
         last: Mapping[str, object] | None = None,
         durable: bool = False,
+        within_ms: int | None = None,
     ) -> list[Part]:
         """Carries out a script on the items' jobs.
 
         `form` makes a call's batch of its items. With `whole`, the items of a job, which stand side
         by side, stay in one call. On one server what is in `last` goes with the last call, of which
-        there is at least one.
+        there is at least one. In a cluster the nodes have `within_ms` (None: a call's usual time).
         """
         parts = _divided(items, apart=self.apart, whole=whole)
         if not parts and not self.apart:
@@ -105,7 +112,8 @@ class Calls:
         if durable:
             batches = [{**each, "durable": True} for each in batches]
         if self.apart:
-            return await self._spread(script, parts, batches, durable=durable)
+            within_s = None if within_ms is None else within_ms / 1_000
+            return await self._spread(script, parts, batches, durable=durable, within_s=within_s)
         batches[-1] |= last or {}
         return await self._in_turn(script, parts, batches, durable=durable)
 
@@ -136,6 +144,7 @@ class Calls:
         batches: Sequence[Mapping[str, object]],
         *,
         durable: bool,
+        within_s: float | None,
     ) -> list[Part]:
         """All at once. News of jobs are told the namespace afterwards: a wake-up at most."""
         if not parts:
@@ -146,7 +155,7 @@ class Calls:
             )
             for (_, items), batch in zip(parts, batches, strict=True)
         ]
-        answers = await self._server.run_each(calls, durable=durable)
+        answers = await self._server.run_each(calls, durable=durable, within_s=within_s)
         done = [self._part(p, each) for (p, _), each in zip(parts, answers, strict=True)]
         if any(part.reply and part.reply["news"] for part in done):
             with suppress(StoreError):

@@ -101,12 +101,15 @@ class Beating:
         if not wanted or not context.lanes.free(Lane.BEAT, context.now):
             return
         cargo = self._load()
+        # A call that hangs must leave time to renew before the shortest lease's trust ends.
+        within_ms = min(limits.OP_TIMEOUT, max(limits.BEAT_TIMEOUT_LEAST, self._interval_ms))
         beat = Beat(
             instance=instance(),
             renewals=cargo.all_renewals,
             looks=cargo.looks,
             sweep=cargo.swept,
             sweep_limit=limits.LOOKS_MAX,
+            within_ms=within_ms,
         )
         context.out.append(
             context.lanes.call(
@@ -116,8 +119,7 @@ class Beating:
                 context.now,
                 lambda call, reply: self._answered(cargo, call, reply),
                 lambda _: self._failed(cargo),
-                # A call that hangs must leave time to renew before the shortest lease's trust ends.
-                min(limits.OP_TIMEOUT, max(limits.BEAT_TIMEOUT_LEAST, self._interval_ms)),
+                within_ms,
             )
         )
 
@@ -156,7 +158,13 @@ class Beating:
             self._holding.renewed(renewal, token_answer, call.sent_at)
         for adoption in cargo.adoptions:
             judged = tuple(next(answers) for _ in adoption.renewals)
-            adoption.judged(judged, call.sent_at)
+            unknown = any(each.outcome is TokenOutcome.UNKNOWN for each in judged)
+            adoption.judged(None if unknown else judged, call.sent_at)
+        if (
+            answer.unheard
+        ):  # those are asked again, while trust in their leases goes on running down
+            again_at = self._context.now + limits.RETRY_MAX
+            self._context.timers.set(("beat_again",), again_at)
         if not answer.known and call.sent_at >= self._jobs.registered_at:
             self._jobs.unregistered()
         self._look_at(cargo, answer)
@@ -166,16 +174,21 @@ class Beating:
 
     def _look_at(self, cargo: _Cargo, answer: BeatAnswer) -> None:
         for key, view in zip(cargo.looks, answer.looks, strict=True):
-            if view is None:
+            if key[0] in answer.unheard:
+                again_at = self._context.now + limits.RETRY_MAX
+                self._context.timers.set(("look", key), again_at)
+            elif view is None:
                 self._claiming.forget(key)
             else:
                 self._claiming.observe(view)
         self._claiming.observe_all(answer.unfinished)
         if cargo.swept and len(answer.unfinished) < limits.LOOKS_MAX:
             seen = frozenset((v.run.job, v.run.slot) for v in answer.unfinished)
-            self._claiming.seen_all(frozenset(name for name, _ in cargo.swept), seen)
+            swept = frozenset(name for name, _ in cargo.swept) - answer.unheard
+            self._claiming.seen_all(swept, seen)
         for (name, schedule_id), settled in zip(cargo.swept, answer.settled, strict=True):
-            self._jobs.show_settled(name, schedule_id, settled)
+            if name not in answer.unheard:
+                self._jobs.show_settled(name, schedule_id, settled)
 
     def _failed(self, cargo: _Cargo) -> None:
         self._holding.not_renewed(cargo.renewals)

@@ -16,7 +16,7 @@ from anarchon_server.core.jobs import Jobs, JobState
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.machine import why_no_other
 from anarchon_server.core.messages import Level, Method
-from anarchon_server.core.model import OverlapPolicy, RunView
+from anarchon_server.core.model import OverlapPolicy, Reason, RunView
 from anarchon_server.core.store import Claim, ClaimAnswer, ClaimOutcome, Reply
 
 Key = tuple[str, int]
@@ -40,7 +40,7 @@ class Wish:
     up. `settled`: it was sent without room, and needs not be sent so again (S13).
     `must_end`: another attempt is not allowed, so that the claim only ends the run.
     `expired`: what it would take over was not freed, but its lease is over. `waiting`: the slot has
-    a row, and no attempt yet.
+    a row, and no attempt yet. `retried` is the run to retry instead, once this claim has lost.
     """
 
     job: str
@@ -57,6 +57,7 @@ class Wish:
     settled: bool = False
     in_call: bool = False
     not_before: int = 0
+    retried: RunView | None = None
 
     @property
     def first(self) -> bool:
@@ -106,9 +107,15 @@ class Claiming:
             self._holding.seen(view)
             self.forget(key)
             return
-        if view.wait_ms is not None:
+        leases = self._context.capabilities.leases
+        if view.wait_ms is not None and leases:
             self._watched[key] = Sight(0, self._context.now)
             self._wish_for_another(view, self._context.now + view.wait_ms)
+            return
+        if view.wait_ms is not None:
+            self._retry_alone(view)
+            return
+        if not leases:  # it ended while the heartbeat was on its way
             return
         self._watched[key] = self._sighted(view, self._watched.get(key))
         if not view.takeable:
@@ -181,6 +188,17 @@ class Claiming:
         ends = bool(why_no_other(run, self._context.store_now))
         self._wishes[key] = Wish(run.job, run.slot, waiting=True, must_end=ends)
 
+    def _retry_alone(self, view: RunView) -> None:
+        """S22 on a claim-only backend: a retry of what this instance has reported, which no other
+        makes, and no sweep shows. A restarted instance may be claiming its slot: it is told LOST.
+        """
+        known = self._wishes.get((view.run.job, view.run.slot))
+        if known is not None and (known.in_call or known.unknown):
+            known.retried = view
+            return
+        assert view.wait_ms is not None, "what is retried has a time for it"
+        self._wish_for_another(view, self._context.now + view.wait_ms)
+
     def _wish_for_another(self, view: RunView, not_before: int = 0) -> None:
         """Another attempt of a run: a takeover, or a retry that may be made from `not_before` on."""
         run, context = view.run, self._context
@@ -249,8 +267,14 @@ class Claiming:
     def throw_away(self) -> None:
         """S4. What was wanted before a suspension is judged anew, but for what may be won."""
         for key, wish in tuple(self._wishes.items()):
-            if not wish.in_call and not wish.unknown:
+            if not wish.in_call and not wish.unknown and not self._is_ours_alone(wish):
                 del self._wishes[key]
+
+    def _is_ours_alone(self, wish: Wish) -> bool:
+        """Whether no other instance will make this attempt, and none will show it here again: a
+        retry on a claim-only backend (S22).
+        """
+        return bool(wish.seen_attempt) and not self._context.capabilities.leases
 
     # --- Asking --------------------------------------------------------------------------
 
@@ -302,13 +326,19 @@ class Claiming:
         """
         context = self._context
         for wish in [wish for wish in self._wishes.values() if not wish.in_call]:
-            unwanted = context.stopping or self._jobs.registered(wish.job) is None
+            unwanted = context.stopping or not self._is_handled(wish)
             late_ms = context.store_now - wish.slot - wish.deadline_ms if wish.first else 0
             too_late = not context.capabilities.leases and late_ms > limits.UNKNOWN_ASKED_FOR
             if unwanted or too_late or (late_ms > 0 and not wish.unknown):
                 if not unwanted:
                     self._unclaimed(wish.job, wish.slot)
                 self._give_up(wish)
+
+    def _is_handled(self, wish: Wish) -> bool:
+        """Whether somebody here has the job; what nobody else retries waits for its registration."""
+        if self._is_ours_alone(wish):
+            return self._jobs.get(wish.job) is not None
+        return self._jobs.registered(wish.job) is not None
 
     def _unclaimed(self, job: str, slot: int) -> None:
         """This instance did not get to the slot in time: said where no plan would say it (S20)."""
@@ -330,7 +360,9 @@ class Claiming:
         if wish.expired and context.quarantined_until > context.now:
             return None
         state = self._jobs.registered(wish.job)
-        assert state is not None, "given up before"
+        if state is None:
+            assert self._is_ours_alone(wish), "others are given up before"
+            return None
         token = wish.token if wish.unknown else ""
         place = context.sessions.place_of(token)
         needs_room = place is None and not self._worth_sending_without_room(wish)
@@ -381,6 +413,9 @@ class Claiming:
         if wish.unknown:
             self._context.sessions.leave(wish.token)
             self._release(wish)
+        failed = wish.retried.run.token if wish.retried is not None else wish.seen_token
+        if failed and not self._context.capabilities.leases:  # the run ends with its last attempt
+            self._holding.release(wish.job, wish.slot, failed, Reason.RUNNER_LOST)
         del self._wishes[(wish.job, wish.slot)]
 
     def _release(self, wish: Wish) -> None:
@@ -410,7 +445,8 @@ class Claiming:
             wish.settled = True
             return
         del self._wishes[key]
-        if answer.outcome is ClaimOutcome.LATE and was_unknown and not leases:
+        refused = answer.outcome in (ClaimOutcome.LATE, ClaimOutcome.PAUSED)
+        if refused and was_unknown and not leases:
             self._release(wish)
         self._learn(wish, answer)
 
@@ -439,6 +475,8 @@ class Claiming:
             self._unclaimed(wish.job, wish.slot)
         elif answer.outcome is ClaimOutcome.OLD:
             self._context.log(Level.WARNING, "slots_missed", job=wish.job, count=1)
+        elif answer.outcome is ClaimOutcome.LOST and wish.retried is not None:
+            self._retry_alone(wish.retried)
         elif answer.outcome is ClaimOutcome.LOST and self._context.capabilities.leases:
             assert answer.run is not None, "a lost claim shows what it lost to"
             self.observe(answer.run)

@@ -167,6 +167,7 @@ class Engine:
             "slot": self._claiming.slot_due,
             "look": self._claiming.look_due,
             "beat": self._beating.want_sweep,
+            "beat_again": self._beating.want,
             "trust": self._holding.trust_over,
             "timeout": self._holding.timed_out,
             "grace": self._holding.grace_over,
@@ -177,7 +178,9 @@ class Engine:
             "stop_end": self._stopping.end,
             "prune": self._prune,
             "compare": self._comparing.due,
-            **dict.fromkeys(("lane", "wish", "hand", "release", "quarantine"), _the_pumps_see_it),
+            **dict.fromkeys(
+                ("lane", "wish", "hand", "release", "result", "quarantine"), _the_pumps_see_it
+            ),
         }
 
     def _pump(self) -> None:

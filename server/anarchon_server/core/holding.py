@@ -137,11 +137,16 @@ class _Result:
     """A result on its way to the store, with those who wait for its receipt.
 
     It is kept for `kept_ms`: 5 minutes, or as long as its lease, if that is longer (S27).
+    `told` is what the client said, `completion` what that counts as; until `judge_by` the latter
+    waits for somebody to offer the job.
     """
 
+    told: Outcome
     completion: Completion
     since: int
     kept_ms: int
+    judge_by: int | None = None
+    not_before: int = 0
     waiters: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -437,6 +442,9 @@ class Holding:
         hold = self._holds.get(renewal.token)
         if hold is None:
             return
+        if answer.outcome is TokenOutcome.UNKNOWN:
+            self.not_renewed([renewal])
+            return
         if answer.outcome is not TokenOutcome.RENEWED:
             self._not_good(hold, answer.run)
             return
@@ -621,19 +629,47 @@ class Holding:
                 if len(self._results) >= limits.RESULTS_WAITING_MAX:
                     entry.receipts[index] = Receipt(ReceiptStatus.STORE_UNAVAILABLE)
                     continue
-                hold = self._holds.get(token)
-                pause_ms = self._retry_in(named[0], outcome, hold)
-                completion = Completion(named[0], named[1], token, outcome, pause_ms)
-                kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
-                known = _Result(completion, self._context.now, kept_ms)
-                self._results[token] = known
-            elif not _same(known.completion.outcome, outcome):
+                known = self._results[token] = self._result_of(*named, token, told)
+            elif not _same(known.told, told):
                 entry.receipts[index] = Receipt(
                     ReceiptStatus.ALREADY_COMPLETED, message="another outcome is on its way"
                 )
                 continue
             known.waiters.append((request.request_id, index))
         self._answer_if_done(request.request_id)
+
+    def _result_of(self, job: str, slot: int, token: str, told: Outcome) -> _Result:
+        """A result as it came. A client whose sidecar was restarted, or whose session was lost, may
+        report before it has subscribed again: it waits a little for the job, which says what its
+        timeout is and whether it is retried (S21, S22). Nothing of that matters to one that obeyed
+        another stop.
+        """
+        hold, now = self._holds.get(token), self._context.now
+        completion = self._completion_of(job, slot, token, told)
+        kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
+        result = _Result(told, completion, now, kept_ms)
+        counts = told.stopped in (None, CancelReason.TIMEOUT)
+        if counts and hold is None and self._job(job) is None:
+            result.judge_by = now + limits.JOB_AWAITED
+            self._context.timers.set(("result", token), result.judge_by)
+        return result
+
+    def _completion_of(self, job: str, slot: int, token: str, told: Outcome) -> Completion:
+        outcome = self._by_its_timeout(token, job, told)
+        pause_ms = self._retry_in(job, outcome, self._holds.get(token))
+        return Completion(job, slot, token, outcome, pause_ms)
+
+    def _is_judged(self, result: _Result) -> bool:
+        """Whether a result may go to the store: its job is known, or was waited for long enough."""
+        if result.judge_by is None:
+            return True
+        done, context = result.completion, self._context
+        known = self._job(done.job) is not None
+        if not (known or context.stopping or result.judge_by <= context.now):
+            return False
+        result.judge_by = None
+        result.completion = self._completion_of(done.job, done.slot, done.token, result.told)
+        return True
 
     def _by_its_timeout(self, token: str, job: str, outcome: Outcome) -> Outcome:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
@@ -661,6 +697,8 @@ class Holding:
             return None
         if failure is not None and failure.permanent:
             return None
+        if self._context.stopping and not self._context.capabilities.leases:
+            return None  # nobody else would make it
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
         return retry.pause(hold.failed if hold else 0, self._context.draw)
@@ -684,16 +722,25 @@ class Holding:
         context = self._context
         if not self._results or not context.lanes.free(Lane.COMPLETE, context.now):
             return
-        batch = tuple(self._results.values())[: limits.RESULTS_MAX]
+        due = [
+            each
+            for each in self._results.values()
+            if each.not_before <= context.now and self._is_judged(each)
+        ]
+        batch = tuple(due[: limits.RESULTS_MAX])
+        if not batch:
+            return
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for result, answer in zip(batch, reply.answers, strict=True):
-                self._recorded(result, answer)
+                if answer.outcome is not TokenOutcome.UNKNOWN:
+                    self._recorded(result, answer)
+                elif not self._is_over(result):
+                    result.not_before = self._ask_again_at("result", result.completion.token)
 
         def failed(_: bool) -> None:
             for result in batch:
-                if result.since + result.kept_ms < context.now:
-                    self._give_up_result(result)
+                self._is_over(result)
 
         completions = tuple(result.completion for result in batch)
         context.out.append(
@@ -701,6 +748,19 @@ class Holding:
                 Lane.COMPLETE, Method.COMPLETE, (completions,), context.now, replied, failed
             )
         )
+
+    def _is_over(self, result: _Result) -> bool:
+        """Gives up a result that the store has not taken for as long as it is kept."""
+        if result.since + result.kept_ms >= self._context.now:
+            return False
+        self._give_up_result(result)
+        return True
+
+    def _ask_again_at(self, kind: str, token: str) -> int:
+        """When to send again what a part of the store has not answered, while others have (S27)."""
+        again_at = self._context.now + limits.RETRY_MAX
+        self._context.timers.set((kind, token), again_at)
+        return again_at
 
     def _recorded(self, result: _Result, answer: TokenAnswer) -> None:
         token = result.completion.token
@@ -841,6 +901,10 @@ class Holding:
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for release, answer in zip(batch, reply.answers, strict=True):
+                if answer.outcome is TokenOutcome.UNKNOWN:
+                    pending = self._releases[release.token]
+                    pending.not_before = self._ask_again_at("release", release.token)
+                    continue
                 unknown = answer.outcome is TokenOutcome.UNKNOWN_TOKEN
                 if unknown and self._may_be_on_its_way(self._releases[release.token]):
                     continue

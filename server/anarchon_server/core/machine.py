@@ -225,12 +225,14 @@ def without_traces(seen: RunView) -> RunView:
     """The run without its stack traces, which may be long."""
     run = seen.run
     if run.current is not None:
-        run = replace(run, current=_without_trace(run.current))
-    attempts = tuple(_without_trace(attempt) for attempt in seen.attempts)
+        earlier = tuple(without_trace(attempt) for attempt in run.earlier)
+        run = replace(run, current=without_trace(run.current), earlier=earlier)
+    attempts = tuple(without_trace(attempt) for attempt in seen.attempts)
     return replace(seen, run=run, attempts=attempts)
 
 
-def _without_trace(attempt: Attempt) -> Attempt:
+def without_trace(attempt: Attempt) -> Attempt:
+    """The attempt without its stack trace."""
     if attempt.failure is None:
         return attempt
     return replace(attempt, failure=replace(attempt.failure, stack_trace=""))

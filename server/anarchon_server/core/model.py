@@ -271,7 +271,8 @@ class Run:
     are a request to stop, `cancel_message` what it said. The limits are those of the definition that claimed the attempt.
 
     A RETRYING run may be claimed from `retry_at` (store's time) on, `retry_delay_ms` after the
-    attempt that failed. `request_id` is that of the call that triggered it.
+    attempt that failed. `request_id` is that of the call that triggered it. `earlier` are the
+    attempts before the newest, oldest first, where a backend keeps a run in one piece (claim-only).
     """
 
     job: str
@@ -297,6 +298,7 @@ class Run:
     retry_at: int | None = None
     retry_delay_ms: int = 0
     request_id: str = ""
+    earlier: tuple[Attempt, ...] = ()
 
     @property
     def waits(self) -> bool:

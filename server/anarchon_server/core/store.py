@@ -1,6 +1,6 @@
 """The port: what the sidecar asks of a store, in the words of the domain, and nothing else.
 
-Imports `model` only. Each method is one atomic act per item, takes a batch and answers in
+Imports `limits` and `model`. Each method is one atomic act per item, takes a batch and answers in
 its order; none is "read, then write" from outside. Every answer carries the store's time.
 
 What a backend must decide, rule by rule, is written once as pure functions in `machine`.
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, Self, TypeVar
 
+from anarchon_server.core.limits import OP_TIMEOUT
 from anarchon_server.core.model import (
     CancelReason,
     CatchUpPolicy,
@@ -57,8 +58,8 @@ class Capabilities:
     second witness (S1, S19). `notifies`: `watch` yields soon after a run is freed. `history`
     false: what is shown of runs, jobs and instances is this instance's own.
 
-    Without `leases` the backend is claim-only: one attempt a run, no backups (`claim_only` has
-    its rules). It refuses jobs whose slots come closer than `least_gap_ms`; it knows who won for
+    Without `leases` the backend is claim-only: no backups, and `retries` are those of the
+    instance that reported the failure (`claim_only` has its rules). It refuses jobs whose slots come closer than `least_gap_ms`; it knows who won for
     `kept_ms` (None: as long as its history), and of a job's newest `kept_slots` (None: of all).
     """
 
@@ -256,6 +257,7 @@ class TokenOutcome(StrEnum):
     ALREADY_COMPLETED = "already_completed"  # a different outcome stands in the store
     FENCED = "fenced"  # not the current attempt's, or held by another process
     UNKNOWN_TOKEN = "unknown_token"  # the slot has no attempt at all
+    UNKNOWN = "unknown"  # the part of the store that has it did not answer: ask again (S11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,9 @@ class Beat:
 
     `looks` are single runs (job, slot); `sweep` are jobs, with the schedule each is
     watched under, whose unfinished runs are all wanted, at most `sweep_limit` in all,
-    those whose lease is over first.
+    those whose lease is over first. Without leases only those are wanted that wait, and the
+    instance's own that somebody asked to stop. `within_ms` is how long the caller waits: a store of
+    several servers answers in that time what those say that answer.
     """
 
     instance: Instance
@@ -285,6 +289,7 @@ class Beat:
     sweep: tuple[tuple[str, str], ...] = ()
     sweep_limit: int = 1_000
     leaving: bool = False
+    within_ms: int = OP_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +299,8 @@ class BeatAnswer:
     `settled` is in the order of `sweep` (None: the store does not know that schedule).
     `known` is false where the store has no record of the instance: register again.
     `twins` are live instances with this one's label and another incarnation (S32).
+    `unheard` are jobs that are on a part of the store that did not answer: what stands here for
+    them says nothing, and their renewals are UNKNOWN.
     """
 
     renewals: tuple[TokenAnswer, ...]
@@ -302,6 +309,7 @@ class BeatAnswer:
     settled: tuple[int | None, ...]
     known: bool
     twins: tuple[str, ...] = ()
+    unheard: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +555,9 @@ class OpenOptions:
 
 LEASE_BACKENDS = ("memory", "nats:lease", "postgres", "redis:lease", "sqlite")
 """The backends of ours that keep leases, as people see them."""
+
+CONTROL_BACKENDS = tuple(sorted((*LEASE_BACKENDS, "redis:idmp", "redis:script", "redis:stream-id")))
+"""The backends of ours that have pause, resume, trigger and cancel (S29)."""
 
 CLAIM_ONLY_OVERLAP = frozenset({OverlapPolicy.ALLOW})
 """What a claim-only backend can do about overlapping runs: nothing (S18)."""

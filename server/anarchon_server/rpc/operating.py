@@ -20,7 +20,7 @@ from anarchon_server.core.errors import (
 )
 from anarchon_server.core.model import JobView, RunView
 from anarchon_server.core.store import (
-    LEASE_BACKENDS,
+    CONTROL_BACKENDS,
     CancelRun,
     Control,
     ControlAnswer,
@@ -100,7 +100,7 @@ class Operator:
         """S1, S29. What the backend has not, and what a clock that is far off must not decide."""
         capabilities = self._store.capabilities
         if not capabilities.control:
-            raise UnsupportedError(feature, capabilities.backend, LEASE_BACKENDS)
+            raise UnsupportedError(feature, capabilities.backend, CONTROL_BACKENDS)
         status = self._loop.status()
         if feature in ("resume", "trigger") and not status.clock_usable:
             raise StoreUnavailable("; ".join(status.reasons) or "the store has not answered yet")

@@ -9,7 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from anarchon_server.core.errors import (
     StoreUnavailable,
 )
 from anarchon_server.core.limits import CLAIM_BATCH
-from anarchon_server.core.model import Failure, Outcome
-from anarchon_server.core.store import Claim, ClaimOutcome, OpenOptions, Store
+from anarchon_server.core.model import Failure, Outcome, RunState
+from anarchon_server.core.store import Claim, ClaimOutcome, Completion, OpenOptions, Store
 from anarchon_server.opening import open_store
 from tests.contract.harness import (
     DAY,
@@ -48,6 +48,7 @@ from tests.servers import redis, redis_cluster
 
 SLOT = T0 + PERIOD
 HOUR = 3_600 * SECOND
+PATIENT_MS, IMPATIENT_MS = 20_000, 500
 PAGE = Path(__file__).parents[3] / "docs/stores/redis-claim.md"
 
 
@@ -156,21 +157,31 @@ async def ask(node: Node, *command: str | int) -> Any:
 
 
 @asynccontextmanager
-async def behind_a_proxy(
-    on: On, timeout_ms: int = 300
-) -> AsyncIterator[tuple[Proxy, Cluster, Node, Node]]:
-    """A node that speaks through a proxy, and one that does not; both registered, at the slot."""
+async def behind_a_proxy(on: On) -> AsyncIterator[tuple[Proxy, Cluster, Node, Node]]:
+    """A node that speaks through a proxy, and one that does not; both registered, at the slot.
+
+    Both are patient, as the machine may be busy; for what is to time out, see `impatient`.
+    """
     url = redis.fresh_url(on.kind, on.strategy)
     port = int(re.findall(r":(\d+)/", url)[0])
     async with Proxy(port) as proxy, cluster_on(url) as cluster:
-        direct = await cluster.node()
+        direct = await cluster.node(op_timeout_ms=PATIENT_MS)
         assert isinstance(cluster.database, Database)
         cluster.database.url = url.replace(f":{port}/", f":{proxy.port}/")
-        through = await cluster.node(op_timeout_ms=timeout_ms)
+        through = await cluster.node(op_timeout_ms=PATIENT_MS)
         for node in (direct, through):
             await node.register()
         cluster.advance_to(SLOT)
         yield proxy, cluster, through, direct
+
+
+@contextmanager
+def impatient(node: Node) -> Iterator[None]:
+    """While a call of this node is to time out."""
+    server = store_of(node)._server
+    server._timeout_ms = IMPATIENT_MS
+    yield
+    server._timeout_ms = PATIENT_MS
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -188,7 +199,7 @@ async def test_s11_a_lost_reply_is_unknown_and_the_repeat_has_won(on: On) -> Non
         claim = through.wish(SLOT)
         before = proxy.requests
         proxy.drop_replies()
-        with pytest.raises(OutcomeUnknown, match="no answer within 300 ms"):
+        with impatient(through), pytest.raises(OutcomeUnknown, match="no answer within 500 ms"):
             await through.ask(claim)
         assert proxy.requests == before + 1
         proxy.resume()
@@ -223,17 +234,15 @@ async def test_s11_what_could_not_be_sent_was_surely_not_done(on: On) -> None:
 async def test_a_call_is_bounded_in_time_and_its_late_answer_is_nobodys(on: On) -> None:
     async with behind_a_proxy(on) as (proxy, _, through, _):
         proxy.hold_replies()
-        began = time.monotonic()
-        with pytest.raises(OutcomeUnknown):
+        with impatient(through), pytest.raises(OutcomeUnknown):
             await through.claim(SLOT)
-        assert time.monotonic() - began < 2
         proxy.resume()
         reply = await through.store.instances()
         assert {each.instance_id for each in reply.answers} == {"host:1", "host:2"}
 
 
 async def test_s11_a_part_of_a_batch_that_is_not_answered_leaves_its_items_open(on: On) -> None:
-    """Claims are open one by one; of anything else the whole call is unknown."""
+    """Claims, renewals and results are open one by one, and a heartbeat says of which jobs."""
     async with cluster_on(redis.fresh_url(on.kind, on.strategy)) as cluster:
         node = await cluster.node()
         names = [f"job-{n}" for n in range(CLAIM_BATCH + 2)]
@@ -252,12 +261,21 @@ async def test_s11_a_part_of_a_batch_that_is_not_answered_leaves_its_items_open(
         words = Counter(each.outcome for each in reply.answers)
         assert words == {"won": CLAIM_BATCH, "unknown": 2}
         won = [each.run for each in reply.answers if each.run]
-        with pytest.raises(OutcomeUnknown, match="another part of the call was done"):
-            await node.beat(looks=tuple((seen.run.job, SLOT) for seen in won))
+        beat = await node.beat(looks=tuple((seen.run.job, SLOT) for seen in won))
+        assert (beat.looks, beat.unheard, beat.known) == (tuple(won), frozenset(), True)
+        done = [
+            Completion(name, SLOT, wish.token, Outcome())
+            for name, wish in zip(names, wishes, strict=True)
+        ]
+        recorded = await store.complete(done[:CLAIM_BATCH] + done[-1:])
+        assert Counter(each.outcome for each in recorded.answers) == {
+            "recorded": CLAIM_BATCH,
+            "unknown": 1,
+        }
         with pytest.raises(StoreUnavailable):
             await store.claim(wishes[-1:])
         store._server.run_each = run_each  # type: ignore[method-assign]
-        reply = await store.claim(wishes)
+        reply = await store.claim(wishes[CLAIM_BATCH:])
         assert {each.outcome for each in reply.answers} == {"won"}
 
 
@@ -703,8 +721,30 @@ async def test_an_unknown_layout_is_refused_with_what_to_do(on: On) -> None:
         await ask(node, "HSET", store_of(node)._keys.namespace, "schema", future)
         with pytest.raises(StoreUnavailable, match=f"ANARCHONSCHEMA {future}"):
             await node.beat()
-        with pytest.raises(StoreRefused, match=rf"layout '{future}'.*knows '{on.strategy} 1'"):
+        with pytest.raises(StoreRefused, match=rf"layout '{future}'.*knows '{on.strategy} 2'"):
             await cluster.node()
+
+
+@each_strategy
+async def test_the_layout_before_pauses_becomes_the_present_one_when_it_is_touched(on: On) -> None:
+    async with cluster_on(redis.fresh_url(on.kind, on.strategy)) as cluster:
+        (node,) = await cluster.nodes_of(1)
+        cluster.advance_to(SLOT)
+        won = await node.win(SLOT)
+        before = f"{on.strategy} 1"
+        namespace = store_of(node)._keys.namespace
+        await ask(node, "HSET", key_of(node), "schema", before)
+        await ask(node, "HSET", namespace, "schema", before)
+        newer = await cluster.node()
+        assert await ask(node, "HGET", namespace, "schema") == f"{on.strategy} 2".encode()
+        assert (await newer.claim(SLOT)).outcome is ClaimOutcome.LOST
+        await node.complete(won)
+        assert await ask(node, "HGET", key_of(node), "schema") == before.encode()
+        await newer.pause()
+        assert await ask(node, "HGET", key_of(node), "schema") == f"{on.strategy} 2".encode()
+        cluster.advance(PERIOD)
+        assert (await node.claim(cluster.now)).outcome is ClaimOutcome.PAUSED
+        assert await newer.ended(SLOT) == (RunState.SUCCESS, "")
 
 
 async def test_s31_twenty_that_open_a_new_namespace_at_once_agree_on_the_store(on: On) -> None:
@@ -988,7 +1028,7 @@ async def test_s30_runs_of_many_jobs_are_merged_in_their_order() -> None:
 
 @each_strategy
 async def test_s14_a_batch_is_one_round_trip_also_where_it_is_several_scripts(on: On) -> None:
-    async with behind_a_proxy(on, timeout_ms=10_000) as (proxy, _, through, _):
+    async with behind_a_proxy(on) as (proxy, _, through, _):
         names = [f"job-{n}" for n in range(CLAIM_BATCH + 1)]
         await through.register(*(definition(name) for name in names))
         assert [len(part) for part in parts_of([{"job": n} for n in names])] == [CLAIM_BATCH, 1]
@@ -998,7 +1038,7 @@ async def test_s14_a_batch_is_one_round_trip_also_where_it_is_several_scripts(on
         assert cost.round_trips == 1
         beat = await through.beat(sweep=tuple((name, "every:10s") for name in names))
         assert set(beat.settled) == {SLOT}
-        assert cost.round_trips == 3, "what it asks, and what it says"
+        assert cost.round_trips == 2
 
 
 class Cost:
@@ -1021,7 +1061,7 @@ class Cost:
 @each_strategy
 async def test_what_a_run_costs(on: On) -> None:
     """As the page says."""
-    async with behind_a_proxy(on, timeout_ms=10_000) as (proxy, _, through, direct):
+    async with behind_a_proxy(on) as (proxy, _, through, direct):
         assert (await through.claim(SLOT + 60 * SECOND)).outcome == "early"
         await through.beat()
         costs: dict[str, tuple[int, int]] = {}

@@ -22,17 +22,29 @@ from anarchon_server.core.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from anarchon_server.core.model import OverlapPolicy
+from anarchon_server.core.model import Outcome, OverlapPolicy
 from anarchon_server.core.store import (
+    BeatAnswer,
     ClaimOutcome,
+    Completion,
     ControlOutcome,
     OpenOptions,
+    Reply,
     RunQuery,
     Store,
     TriggerRun,
 )
 from anarchon_server.opening import open_store
-from tests.contract.harness import DAY, PERIOD, T0, Cluster, FakeClock, Node, definition
+from tests.contract.harness import (
+    DAY,
+    PERIOD,
+    T0,
+    ClaimOnlyNode,
+    Cluster,
+    FakeClock,
+    Node,
+    definition,
+)
 from tests.servers import redis, redis_cluster
 from tests.servers.ports import free_port
 from tests.servers.proxy import Proxy
@@ -224,12 +236,76 @@ async def test_s11_a_lost_reply_of_one_node_leaves_its_jobs_unknown_and_the_repe
         assert 0 < len(theirs) < len(JOBS)
         assert outcomes == {job: "unknown" if job in theirs else "won" for job in JOBS}
         assert set(reply.fences) == set(JOBS) - theirs
-        with pytest.raises(OutcomeUnknown):
-            await node.beat(sweep=tuple((job, "every:10s") for job in JOBS))
+        swept = await node.beat(sweep=tuple((job, "every:10s") for job in JOBS))
+        assert swept.unheard == theirs
         silent.resume()
         reply = await node.store.claim(claims)
+        while any(answer.outcome == "unknown" for answer in reply.answers):  # until it is looked at
+            reply = await node.store.claim(claims)
         assert {answer.outcome for answer in reply.answers} == {"won"}
         assert {answer.run.run.attempt for answer in reply.answers if answer.run} == {1}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strategy", ["lease", "script"])
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_s11_while_a_node_is_away_what_is_on_the_others_is_renewed_claimed_and_recorded(
+    start: Callable[..., RedisCluster], how: signal.Signals, strategy: str
+) -> None:
+    """The node that has the namespace, too. Of its jobs nothing is known, and none of the others
+    waits for it: a call would take the store's minute.
+    """
+    kept = ("--appendonly", "yes", "--cluster-require-full-coverage", "no")
+    servers = start("redis", *kept)
+    async with instances_on(f"{servers.url}&strategy={strategy}#") as cluster:
+        cluster.node_type = Node if strategy == "lease" else ClaimOnlyNode
+        (node,) = await nodes_with_jobs(cluster, op_timeout_ms=60_000)
+        won = {job: await node.win(SLOT, job=job) for job in JOBS}
+        victim = servers.master_of("anarchon:{7:default}")
+        theirs = {
+            job for job in JOBS if servers.master_of(f"anarchon:{{7:default:{job}}}") is victim
+        }
+        assert 0 < len(theirs) < len(JOBS)
+
+        def expected(word: str) -> dict[str, str]:
+            return {job: "unknown" if job in theirs else word for job in JOBS}
+
+        async def beat() -> BeatAnswer:
+            return await node.beat(
+                renewals=tuple(node.renewal(won[job]) for job in JOBS),
+                sweep=tuple((job, "every:10s") for job in JOBS),
+                within_ms=1_000,
+            )
+
+        assert victim.process is not None
+        victim.process.send_signal(how)
+        async with asyncio.timeout(30):
+            answer = await beat()
+            claims = [node.wish(SLOT + 1, job=job, **FREE) for job in JOBS]
+            claimed = await node.store.claim(claims)
+            done = [Completion(job, SLOT, won[job].run.token, Outcome("done")) for job in JOBS]
+            recorded = await node.store.complete(done)
+        said = zip(JOBS, answer.renewals, answer.settled, strict=True)
+        assert {job: (each.outcome.value, at is None) for job, each, at in said} == {
+            job: ("unknown", True) if job in theirs else ("renewed", False) for job in JOBS
+        }
+        assert set(answer.unheard) == theirs
+        assert answer.known
+        assert _words(claimed) == expected("won")
+        assert _words(recorded) == expected("recorded")
+        if how is signal.SIGSTOP:
+            victim.process.send_signal(signal.SIGCONT)
+        else:
+            victim.process.wait()
+            victim.start()
+        while (await beat()).unheard:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        assert _words(await node.store.complete(done)) == dict.fromkeys(JOBS, "recorded")
+        assert _words(await node.store.claim(claims)) == dict.fromkeys(JOBS, "won")
+
+
+def _words(reply: Reply[Any]) -> dict[str, str]:
+    return {job: each.outcome.value for job, each in zip(JOBS, reply.answers, strict=True)}
 
 
 def port_of(node: Node, job: str) -> int:
@@ -411,8 +487,7 @@ async def test_s10_a_slot_on_its_way_is_claimed_by_nobody_and_nothing_is_done_by
                 await node.plan([SLOT + PERIOD], settled=SLOT, job=JOBS[0])
             with pytest.raises(StoreError):
                 await node.complete(seen)
-            with pytest.raises(StoreError):
-                await node.renew(seen)
+            assert (await node.renew(seen)).outcome == "unknown"
         moving.end()
         assert (await other.claim(SLOT, job=JOBS[0])).outcome == "lost"
         assert (await node.complete(seen)).outcome == "recorded"
@@ -457,10 +532,10 @@ async def test_s28_an_instance_that_dies_while_it_registers_leaves_nothing_for_e
         calls = store_of(node)._calls
         of_namespace = calls.of_namespace
 
-        async def dies(script: Any, batch: Any) -> Any:
+        async def dies(script: Any, batch: Any, **given: Any) -> Any:
             if script is _scripts.ENROLLED:
                 raise StoreUnavailable("killed")
-            return await of_namespace(script, batch)
+            return await of_namespace(script, batch, **given)
 
         calls.of_namespace = dies  # type: ignore[method-assign]
         with pytest.raises(OutcomeUnknown, match="a part of the call was done before"):
@@ -487,10 +562,10 @@ async def test_s28_a_job_that_is_registered_while_it_is_forgotten_stays_on_the_l
         calls = store_of(node)._calls
         of_namespace = calls.of_namespace
 
-        async def overtaken(script: Any, batch: Any) -> Any:
+        async def overtaken(script: Any, batch: Any, **given: Any) -> Any:
             if script is _scripts.LIST and batch["remove"]:
                 await other.register(definition("old"))
-            return await of_namespace(script, batch)
+            return await of_namespace(script, batch, **given)
 
         calls.of_namespace = overtaken  # type: ignore[method-assign]
         await node.prune()

@@ -1,36 +1,5 @@
 -- What is kept of a job beside its runs: what instances hold (S28), and for how long all of it (S30).
 
-local function load_job(key)
-  local values = read(key, 'HMGET', key, 'floor', 'definition_id', 'schedule_id', 'definition_at')
-  return {
-    floor = number(key, values[1], -1),
-    definition_id = values[2] or '',
-    schedule_id = values[3] or '',
-    definition_at = number(key, values[4], 0),
-  }
-end
-
--- By incarnation, what instances hold of the job: lists of {definition_id, schedule_id}.
-local function load_holds(key)
-  local holds, all = {}, read(key .. ':holds', 'HGETALL', key .. ':holds')
-  for i = 1, #all, 2 do
-    local fine, held = pcall(cjson.decode, all[i + 1])
-    holds[all[i]] = fine and type(held) == 'table' and held or {}
-  end
-  return holds
-end
-
--- Those of the holds that count: `batch.live` has the instances that live.
-local function live_of(holds)
-  local live = {}
-  for incarnation, held in pairs(holds) do
-    for _, hold in ipairs(batch.live[incarnation] and held or {}) do
-      live[#live + 1] = hold
-    end
-  end
-  return live
-end
-
 -- Notes on each definition that the instance held it until `at`, and drops its hold.
 local function let_go_of(key, incarnation, held, at)
   for _, hold in ipairs(held) do
@@ -217,14 +186,21 @@ end
 
 local function delete_runs(key, slots)
   for _, slot in ipairs(slots) do
-    redis.call('DEL', key .. ':' .. slot)
+    local row = key .. ':' .. slot
+    local request_id = read(row, 'HGET', row, 'request_id')
+    if request_id and request_id ~= '' then
+      redis.call('HDEL', key .. ':requests', request_id)
+      redis.call('HDEL', key .. ':payloads', slot)
+    end
+    redis.call('DEL', row)
     redis.call('ZREM', key .. ':runs', slot)
+    note_news(key, slot, false)
   end
 end
 
 -- A job that nobody has any more: its floor stays, for it must never fall.
 local function forget_job(key)
-  redis.call('HDEL', key, 'definition_id', 'schedule_id', 'definition_at')
+  redis.call('HDEL', key, 'definition_id', 'schedule_id', 'definition_at', 'paused_at', 'pause_reason')
   drop_schedules(key, {})
   redis.call('DEL', key .. ':definitions', key .. ':holds')
   forget(key)

@@ -23,6 +23,8 @@ local meta = redis.call('HMGET', NS, 'schema', 'store_id')
 if not meta[1] then
   redis.call('HSET', NS, 'schema', SCHEMA, 'store_id', request.store_id)
   meta = { SCHEMA, request.store_id }
+elseif meta[1] == SCHEMA_BEFORE then
+  redis.call('HSET', NS, 'schema', SCHEMA)
 elseif meta[1] ~= SCHEMA then
   return redis.error_reply('ANARCHONSCHEMA ' .. meta[1])
 end

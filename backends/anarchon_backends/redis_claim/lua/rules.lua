@@ -20,6 +20,8 @@ local NOW = math.floor(NOW_US / 1000)
 
 local FINAL = { success = true, failed = true, skipped = true }
 local HELD = { claimed = true, running = true }
+local WAITS = { due = true }
+local BETWEEN = { retrying = true } -- no attempt holds it, and another may follow
 local ATTEMPT = { claimed = true, running = true, interrupted = true, success = true, failed = true }
 local TRIGGERS = { schedule = true, manual = true }
 local CANCELLED_AS = { timeout = 'timeout', requested = 'cancelled', superseded = 'superseded' }
@@ -73,13 +75,15 @@ end
 
 -- The layout of each job is looked at before anything is written -----------------------------
 
+-- One of the layout before becomes one of this with its next run, registration or pause: nothing that
+-- it has means another thing.
 local is_new = {}
 for _, key in ipairs(KEYS) do
   local schema = unless_broken(read, key, 'HGET', key, 'schema')
-  if schema and schema ~= SCHEMA then
+  if schema and schema ~= SCHEMA and schema ~= SCHEMA_BEFORE then
     return redis.error_reply('ANARCHONSCHEMA ' .. schema)
   end
-  is_new[key] = not schema
+  is_new[key] = schema ~= SCHEMA
 end
 
 local function mark(key)
@@ -106,21 +110,55 @@ local function fresh_run(job, slot)
 end
 
 local function check_run(key, run)
-  if not FINAL[run.state] and not HELD[run.state] then
+  if not (FINAL[run.state] or HELD[run.state] or WAITS[run.state] or BETWEEN[run.state]) then
     broken(key, 'state ' .. run.state)
   end
   if not TRIGGERS[run.trigger] then
     broken(key, 'trigger ' .. run.trigger)
   end
   if run.token == '' then
-    if run.state ~= 'skipped' then
+    if run.state ~= 'skipped' and not WAITS[run.state] then
       broken(key, run.state .. ', and without an attempt')
     end
   elseif not ATTEMPT[run.attempt_state] or run.claimed_at == 0 then
     broken(key, 'an attempt without a state or time')
   end
+  if BETWEEN[run.state] and not run.retry_at then
+    broken(key, 'to be retried, and not said when')
+  end
   if run.cancel ~= '' and not CANCELLED_AS[run.cancel] then
     broken(key, 'cancel ' .. run.cancel)
+  end
+end
+
+-- Whether an instance is to be shown the run without asking for it: it waits, or is to stop.
+local function is_news(run)
+  return WAITS[run.state] or (run.cancel == 'requested' and not FINAL[run.state])
+end
+
+-- The slots of the runs that are news, as the job keeps them: heartbeats read them with the job.
+local function news_of(key)
+  local slots = {}
+  for slot in string.gmatch(read(key, 'HGET', key, 'news') or '', '%d+') do
+    slots[#slots + 1] = slot
+  end
+  return slots
+end
+
+local function note_news(key, slot, is_one)
+  local slots = {}
+  for _, each in ipairs(news_of(key)) do
+    if each ~= slot then
+      slots[#slots + 1] = each
+    end
+  end
+  if is_one then
+    slots[#slots + 1] = slot
+  end
+  if #slots > 0 then
+    redis.call('HSET', key, 'news', table.concat(slots, ' '))
+  else
+    redis.call('HDEL', key, 'news')
   end
 end
 
@@ -141,6 +179,7 @@ local function load_run(job_key, job, slot)
     end
   end
   check_run(key, run)
+  run.was_news = is_news(run)
   return run
 end
 
@@ -171,11 +210,35 @@ local function save_run(job_key, run)
     redis.call('ZADD', job_key .. ':runs', slot, slot)
     run.new = false
   end
+  local news = is_news(run) or false
+  if news ~= (run.was_news or false) then
+    note_news(job_key, slot, news)
+    run.was_news = news
+  end
+  if FINAL[run.state] and run.trigger == 'manual' then
+    redis.call('HDEL', job_key .. ':payloads', slot)
+  end
+end
+
+local function end_run(run, state, reason)
+  run.state, run.reason, run.ended_at = state, reason, NOW
 end
 
 -- The run for an answer, as it is stored.
 local function shown(run)
   return run and run.stored
+end
+
+-- The attempt is over without a result, and the run with it: nobody takes over.
+local function give_up(run, reason)
+  run.attempt_state, run.attempt_reason, run.attempt_ended_at = 'interrupted', reason, NOW
+  run.lost = reason == 'runner_lost' and 1 or 0
+  if run.cancel ~= '' then
+    run.attempt_state, run.attempt_reason = 'failed', CANCELLED_AS[run.cancel]
+    end_run(run, 'failed', run.attempt_reason)
+  else
+    end_run(run, 'failed', reason == 'not_accepted' and 'not_accepted' or 'runner_lost')
+  end
 end
 
 -- Answers -----------------------------------------------------------------------------------

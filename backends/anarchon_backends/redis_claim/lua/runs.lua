@@ -1,11 +1,19 @@
 -- What is asked of single runs: claims, renewals, looks, results, releases.
 
--- First attempts (S2, S10, S11, `claim_only.judge_claim`) ---------------------------------------
+-- Attempts (S2, S10, S11, S22, S29, `claim_only.judge_claim`) -----------------------------------
 
-local function claimed_by(token, claim)
-  local run = fresh_run(claim.job, claim.slot)
+local function claimed_by(token, claim, waiting)
+  local run = waiting or fresh_run(claim.job, claim.slot)
   run.state, run.token, run.attempt_state = 'claimed', token, 'claimed'
   return run
+end
+
+-- What came with the call that triggered the run.
+local function payload_of(key, run)
+  if run.trigger ~= 'manual' then
+    return nil
+  end
+  return read(key .. ':payloads', 'HGET', key .. ':payloads', text(run.slot)) or nil
 end
 
 -- Of a claim whose run has been pruned from history only the token is known.
@@ -15,12 +23,61 @@ local function lose_to(token, claim)
   return { outcome = 'lost', run = shown(run) }
 end
 
-local function win(claim, key)
-  local run = claimed_by(claim.token, claim)
+local function win(claim, key, waiting)
+  local payload = waiting and payload_of(key, waiting)
+  local run = claimed_by(claim.token, claim, waiting)
   run.instance_id, run.incarnation, run.claimed_at = claim.instance_id, claim.incarnation, NOW
   run.window_ms, run.cancel_grace_ms = claim.window_ms, claim.cancel_grace_ms
+  run.retries = claim.retries
   save_run(key, run)
-  return { outcome = 'won', run = shown(run) }
+  return { outcome = 'won', run = shown(run), payload = payload or nil }
+end
+
+-- A run that was triggered is claimed whatever is paused; its row says that nobody has it yet.
+local function claim_waiting(claim, key, run)
+  if run.slot > NOW + EARLY_MAX then -- the clock was set back since
+    return { outcome = 'early', run = shown(run) }
+  end
+  if run.window_ms > 0 and run.slot < NOW - run.window_ms then
+    end_run(run, 'skipped', 'abandoned')
+    save_run(key, run)
+    return { outcome = 'lost', run = shown(run) }
+  end
+  if not claim.may_run then
+    return { outcome = 'unchanged', run = shown(run) }
+  end
+  return win(claim, key, run)
+end
+
+-- The present attempt joins the earlier ones, one line of JSON each, and its fields are free.
+local function put_by(run)
+  local attempt, number = {}, math.max(run.attempt, 1)
+  for _, field in ipairs(ATTEMPT_FIELDS) do
+    attempt[field] = run.stored[field]
+    run[field] = nil
+  end
+  run.attempt = number + 1
+  run.earlier = run.earlier .. cjson.encode(attempt) .. '\n'
+  run.retry_at, run.retry_delay_ms = nil, 0
+end
+
+-- Whoever reported the failure of the attempt before makes the next. A time that is further ahead
+-- than its pause was written before the clock was set back.
+local function claim_retry(claim, key, run)
+  local left = run.retry_at - NOW
+  if left > 0 and left <= run.retry_delay_ms + EARLY_MAX then
+    return { outcome = 'early', run = shown(run) }
+  end
+  if run.window_ms > 0 and run.retry_at < NOW - run.window_ms then
+    end_run(run, 'failed', 'abandoned')
+    save_run(key, run)
+    return { outcome = 'lost', run = shown(run) }
+  end
+  if not claim.may_run then
+    return { outcome = 'unchanged', run = shown(run) }
+  end
+  put_by(run)
+  return win(claim, key, run)
 end
 
 -- A newer slot has been claimed: this one can never be. `run` is its row, where it was said before.
@@ -35,13 +92,32 @@ end
 
 function acts.claim(claim, key)
   local run = load_run(key, claim.job, claim.slot)
-  if run and run.token ~= '' then
-    local ours = run.token == claim.token and not FINAL[run.state]
-    return { outcome = ours and 'won' or 'lost', run = shown(run) }
+  if run and BETWEEN[run.state] and claim.seen_token == run.token
+      and claim.seen_attempt == math.max(run.attempt, 1) then
+    return claim_retry(claim, key, run)
   end
-  local floor = number(key, read(key, 'HGET', key, 'floor'), -1)
+  if run and run.token ~= '' then
+    local ours = run.token == claim.token and HELD[run.state]
+    return {
+      outcome = ours and 'won' or 'lost', run = shown(run), payload = ours and payload_of(key, run) or nil,
+    }
+  end
+  if run and WAITS[run.state] then
+    return claim_waiting(claim, key, run)
+  end
+  if run and run.reason ~= 'missed' then
+    return { outcome = 'lost', run = shown(run) }
+  end
+  if claim.seen_token then -- the run that is retried has been pruned meanwhile
+    return { outcome = 'late' }
+  end
+  local job = read(key, 'HMGET', key, 'floor', 'paused_at')
+  local floor = number(key, job[1], -1)
   if claim.slot > NOW + EARLY_MAX then
     return { outcome = 'early' }
+  end
+  if job[2] then
+    return { outcome = 'paused' }
   end
   if claim.slot <= floor or claim.slot < NOW - claim.start_deadline_ms then
     return { outcome = 'late' }
@@ -63,14 +139,10 @@ end
 
 -- Whether the attempt may still be renewed by its token: from its first cancel on for the grace.
 local function is_good(run)
-  if FINAL[run.state] then
+  if not HELD[run.state] then
     return false
   end
   return run.cancel == '' or math.abs(NOW - run.cancelled_at) <= run.cancel_grace_ms
-end
-
-local function end_run(run, state, reason)
-  run.state, run.reason, run.ended_at = state, reason, NOW
 end
 
 -- `claim_only.judge_renewal`.
@@ -101,6 +173,15 @@ function acts.look(looked, key)
   return { run = shown(load_run(key, looked.job, looked.slot)) }
 end
 
+-- When the schedule began, and the job's runs that are news.
+function acts.sweep(swept, key)
+  local runs = {}
+  for _, slot in ipairs(news_of(key)) do
+    runs[#runs + 1] = shown(unless_broken(load_run, key, swept.job, tonumber(slot)))
+  end
+  return { since = read(key, 'HGET', key, 'since:' .. swept.schedule_id) or nil, runs = runs }
+end
+
 -- Whether the attempt ended as the outcome says.
 local function agrees(outcome, run)
   if outcome.stopped == 'shutdown' then
@@ -115,16 +196,15 @@ local function agrees(outcome, run)
   return run.attempt_state == 'success' and run.result == outcome.result
 end
 
--- The attempt is over without a result, and the run with it: nobody takes over.
-local function give_up(run, reason)
-  run.attempt_state, run.attempt_reason, run.attempt_ended_at = 'interrupted', reason, NOW
-  run.lost = reason == 'runner_lost' and 1 or 0
-  if run.cancel ~= '' then
-    run.attempt_state, run.attempt_reason = 'failed', CANCELLED_AS[run.cancel]
-    end_run(run, 'failed', run.attempt_reason)
-  else
-    end_run(run, 'failed', reason == 'not_accepted' and 'not_accepted' or 'runner_lost')
+-- Whether an earlier attempt with this token ended as the outcome says.
+local function agrees_with_earlier(outcome, run)
+  for line in string.gmatch(run.earlier, '[^\n]+') do
+    local fine, attempt = pcall(cjson.decode, line)
+    if fine and attempt.token == outcome.token then
+      return agrees(outcome, setmetatable(attempt, NOTHING))
+    end
   end
+  return false
 end
 
 local function record(run, outcome)
@@ -136,8 +216,15 @@ local function record(run, outcome)
   run.started_at = math.min(run.started_at or began, began)
   run.failure = outcome.failure or ''
   run.result = failed and '' or outcome.result
-  run.failed = failed and 1 or 0
-  end_run(run, run.attempt_state, run.attempt_reason)
+  local stays = cancel and cancel ~= 'timeout'
+  local retried = failed and outcome.retry_in_ms and not stays and run.failed < run.retries
+  run.failed = run.failed + (failed and 1 or 0)
+  if retried then
+    run.state, run.reason, run.cancel, run.cancelled_at = 'retrying', '', '', 0
+    run.retry_at, run.retry_delay_ms = NOW + outcome.retry_in_ms, outcome.retry_in_ms
+  else
+    end_run(run, run.attempt_state, run.attempt_reason)
+  end
 end
 
 -- `claim_only.judge_completion`.
@@ -147,9 +234,10 @@ function acts.complete(completion, key)
     return { outcome = 'unknown_token', run = shown(run) }
   end
   if run.token ~= completion.token then
-    return { outcome = 'fenced', run = shown(run) }
+    local repeated = agrees_with_earlier(completion, run)
+    return { outcome = repeated and 'recorded' or 'fenced', run = shown(run) }
   end
-  if not FINAL[run.state] then
+  if HELD[run.state] then
     if completion.stopped == 'lease_lost' or completion.stopped == 'fenced' then
       return { outcome = 'fenced', run = shown(run) }
     end
@@ -172,6 +260,12 @@ function acts.release(release, key)
   if run.token ~= release.token or run.incarnation ~= release.incarnation then
     return { outcome = 'fenced', run = shown(run) }
   end
+  if BETWEEN[run.state] then -- nobody else would go on with it
+    end_run(run, 'failed', 'runner_lost')
+    run.retry_at = nil
+    save_run(key, run)
+    return { outcome = 'released', run = shown(run) }
+  end
   if not FINAL[run.state] then
     give_up(run, release.reason)
     save_run(key, run)
@@ -191,6 +285,7 @@ function acts.probe(_, key)
   redis.call('HSET', probe, 'a', '1')
   redis.call('HGET', probe, 'a')
   redis.call('HMGET', probe, 'a')
+  redis.call('HDEL', probe, 'a')
   redis.call('DEL', probe)
   redis.call('ZADD', probe, 1, 'a')
   redis.call('DEL', probe)

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from anarchon_server.core import limits
-from anarchon_server.core.messages import Method, Woken
-from anarchon_server.core.model import JobSpec, RunView
-from anarchon_server.core.store import BeatAnswer
+from anarchon_server.core.errors import StoreUnavailable
+from anarchon_server.core.messages import Method, ReceiptStatus, Woken
+from anarchon_server.core.model import CancelReason, JobSpec, RunView
+from anarchon_server.core.store import (
+    BeatAnswer,
+    TokenAnswer,
+    TokenOutcome,
+)
 from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
 
 LONG = every(60_000)
@@ -184,3 +189,154 @@ def test_s32_a_twin_that_comes_back_is_reported_again() -> None:
         world.run_for(45_000)
     lines = sidecar.logged("instance_id_not_unique")
     assert [line.fields["incarnations"] for line in lines] == [("second",), ("third",)]
+
+
+# --- A part of the store is away (S11) ---------------------------------------------------
+
+UNKNOWN = TokenAnswer(TokenOutcome.UNKNOWN)
+
+
+def unheard(sidecar: Sidecar, *jobs: str) -> None:
+    """The waiting heartbeat is answered, but for what these jobs are."""
+    call = sidecar.pending(Method.BEAT)
+    (beat,) = call.arguments
+    said = sidecar.execute(call)
+    (answer,) = said.answers
+    partly = replace(
+        answer,
+        renewals=tuple(
+            UNKNOWN if renewal.job in jobs else told
+            for renewal, told in zip(beat.renewals, answer.renewals, strict=True)
+        ),
+        looks=tuple(
+            None if job in jobs else view
+            for (job, _), view in zip(beat.looks, answer.looks, strict=True)
+        ),
+        settled=tuple(
+            None if job in jobs else told
+            for (job, _), told in zip(beat.sweep, answer.settled, strict=True)
+        ),
+        unfinished=tuple(view for view in answer.unfinished if view.run.job not in jobs),
+        unheard=frozenset(jobs),
+    )
+    sidecar.reply(call, replace(said, answers=(partly,)))
+
+
+def test_s11_what_a_part_of_the_store_did_not_renew_is_asked_again_within_a_second() -> None:
+    world, sidecar, client = lone(every(), every(name="other"), lasts_ms=None)
+    world.run_until(11_000)
+    ours = {each.job: each.token for each in client.assigned}
+    sidecar.wait_for(Method.BEAT)
+    while not sidecar.beats[-1].renewals:
+        sidecar.answer(Method.BEAT)
+        sidecar.wait_for(Method.BEAT)
+    at = world.now
+    unheard(sidecar, "sync")
+    assert not sidecar.waits(Method.BEAT), "not at once"
+    sidecar.wait_for(Method.BEAT)
+    assert at < world.now <= at + limits.RETRY_MAX
+    assert [each.token for each in sidecar.beats[-1].renewals] == [ours["sync"]]
+    sidecar.answer(Method.BEAT)
+    world.run_for(60_000)
+    assert client.reasons() == []
+
+
+def test_s16_trust_runs_down_in_a_lease_whose_part_of_the_store_stays_away() -> None:
+    world, sidecar, client = lone(every(), every(name="other"), lasts_ms=None)
+    world.run_until(11_000)
+    ours = {each.job: each.token for each in client.assigned}
+    while not client.cancelled:
+        sidecar.wait_for(Method.BEAT)
+        unheard(sidecar, "sync")
+        client.keep_alive()
+        assert world.now < 60_000
+    assert [each.token for each in client.cancelled] == [ours["sync"]]
+    assert client.reasons() == [CancelReason.LEASE_LOST]
+    assert ours["other"] in client.running, "it is renewed"
+
+
+def test_s28_a_job_that_was_not_heard_of_is_neither_unregistered_nor_forgotten() -> None:
+    world, sidecar, _ = lone(lasts_ms=None)
+    backup = Sidecar(world, "b")
+    backup.ready_client()
+    world.run_until(11_000)
+    sidecar.die()
+    before = len(backup.called(Method.REGISTER))
+    for _ in range(3):
+        backup.wait_for(Method.BEAT)
+        unheard(backup, "sync")
+    assert len(backup.called(Method.REGISTER)) == before
+    world.run_for(60_000)
+    assert world.run(10_000).run.attempt == 2, "it was watched on"
+
+
+def test_s19_a_look_that_was_not_answered_is_taken_again_but_not_at_once() -> None:
+    world, sidecar, _ = lone(lasts_ms=None)
+    backup = Sidecar(world, "b")
+    backup.ready_client()
+    world.run_until(11_000)
+    sidecar.die()
+    backup.wait_for(Method.BEAT)
+    while not backup.beats[-1].looks:
+        backup.answer(Method.BEAT)
+        backup.wait_for(Method.BEAT)
+    looks, at = backup.beats[-1].looks, world.now
+    unheard(backup, "sync")
+    assert not backup.waits(Method.BEAT)
+    backup.wait_for(Method.BEAT)
+    while backup.beats[-1].looks != looks:
+        backup.answer(Method.BEAT)
+        backup.wait_for(Method.BEAT)
+    assert at < world.now <= at + limits.RETRY_MAX
+
+
+def test_s26_an_adoption_that_was_not_answered_in_part_is_asked_for_again() -> None:
+    world, sidecar, client = lone(lasts_ms=None)
+    world.run_until(11_000)
+    token = client.only().token
+    sidecar.die()
+    successor = Sidecar(world, "a2")
+    late = successor.client(every(), in_flight=(token,))
+    successor.wait_for(Method.BEAT)
+    while not any(each.adopt for each in successor.beats[-1].renewals):
+        successor.answer(Method.BEAT)
+        successor.wait_for(Method.BEAT)
+    unheard(successor, "sync")
+    assert isinstance(late.error, StoreUnavailable)
+    late.subscribe()
+    world.run_for(100)
+    assert late.attached is not None
+    assert late.attached.lost == ()
+
+
+def test_s27_results_and_releases_that_were_not_answered_are_sent_again() -> None:
+    world, sidecar, client = lone(lasts_ms=None)
+    world.run_until(11_000)
+    number = client.complete(client.only().token)
+    at = world.now
+    sidecar.answer_by_hand(Method.COMPLETE, UNKNOWN)
+    assert not sidecar.waits(Method.COMPLETE)
+    sidecar.wait_for(Method.COMPLETE)
+    assert at < world.now <= at + limits.RETRY_MAX
+    sidecar.answer(Method.COMPLETE)
+    assert [receipt.status for receipt in client.receipts(number)] == [ReceiptStatus.RECORDED]
+    world.run_until(21_000)
+    client.exit()
+    sidecar.answer_by_hand(Method.RELEASE, UNKNOWN)
+    assert not sidecar.waits(Method.RELEASE)
+    sidecar.wait_for(Method.RELEASE)
+    sidecar.answer(Method.RELEASE)
+    assert sidecar.logged("run_released")
+
+
+def test_s27_a_result_that_is_never_answered_is_given_up_in_the_end() -> None:
+    world, sidecar, client = lone(LONG, lasts_ms=None)
+    world.run_until(61_000)
+    number = client.complete(client.only().token)
+    since = world.now
+    while world.now <= since + limits.RESULTS_KEPT:
+        sidecar.wait_for(Method.COMPLETE)
+        sidecar.answer_by_hand(Method.COMPLETE, UNKNOWN)
+    assert sidecar.logged("result_given_up")
+    receipts = client.receipts(number)
+    assert [receipt.status for receipt in receipts] == [ReceiptStatus.STORE_UNAVAILABLE]

@@ -19,21 +19,27 @@ from anarchon_server.core.messages import (
     Suspended,
 )
 from anarchon_server.core.model import (
+    AttemptCause,
     CancelReason,
     CatchUpPolicy,
     JobSpec,
     OverlapPolicy,
     Reason,
+    RetrySpec,
     RunState,
 )
 from anarchon_server.core.policy import resolve
 from anarchon_server.core.store import (
     CLAIM_ONLY_OVERLAP,
+    CancelRun,
     Capabilities,
     ClaimAnswer,
     ClaimOutcome,
+    Pause,
+    TriggerRun,
 )
 from tests.unit.server.core.driver import (
+    FAILED,
     START,
     FakeClient,
     Sidecar,
@@ -41,6 +47,7 @@ from tests.unit.server.core.driver import (
     current,
     every,
     holder,
+    ran,
 )
 
 SLOT = 10_000
@@ -97,6 +104,57 @@ def test_s19_a_loser_is_nobodys_backup() -> None:
     assert world.run(SLOT).run.attempt == 1
     assert all(claim.seen_attempt == 0 for claim in backup.claims)
     assert all(not beat.looks for beat in backup.beats)
+
+
+# --- What operators ask (S29) -------------------------------------------------------------
+
+
+def test_s29_a_triggered_run_is_run_with_the_next_heartbeat() -> None:
+    world, _, client = lone(lasts_ms=100)
+    Sidecar(world, "b").ready_client(lasts_ms=100)
+    world.run_until(SLOT + 1_001)
+    act = TriggerRun("sync", "r-1", b"x", (), world.store_at + 1_000, OverlapPolicy.ALLOW, DAY)
+    (answer,) = ran(world.store.control([act])).answers
+    assert answer.run is not None
+    slot = answer.run.run.slot - START
+    world.run_for(6_000)
+    assert current(world.run(slot)) == DONE
+    assert [each.payload for each in client.assigned if each.slot == slot + START] in ([], [b"x"])
+
+
+def test_s21a_a_cancel_reaches_its_holder_with_the_next_heartbeat() -> None:
+    world, sidecar, client = running(lasts_ms=None)
+    ran(world.store.control([CancelRun("sync", START + SLOT, "by hand")]))
+    world.run_for(6_000)
+    assert client.reasons() == [CancelReason.REQUESTED]
+    client.complete(client.assigned[0].token, stopped=CancelReason.REQUESTED)
+    world.run_for(100)
+    assert current(world.run(SLOT)) == (1, "failed", "cancelled")
+    assert not sidecar.called(Method.SETTLE)
+
+
+def test_s29_an_unknown_claim_that_meets_a_pause_is_given_back() -> None:
+    """What was sent before may be on its way, and win when the job is resumed."""
+    world, sidecar, _ = lone(lasts_ms=100)
+    at_slot(world, sidecar)
+    sidecar.fail(Method.CLAIM, unknown=True)
+    ran(world.store.control([Pause("sync")]))
+    world.run_for(5_000)
+    assert sidecar.called(Method.RELEASE)
+    assert world.slots() == []
+
+
+def test_a_run_that_ended_while_the_heartbeat_was_on_its_way_is_nobodys_business() -> None:
+    world, sidecar, client = running(lasts_ms=None)
+    ran(world.store.control([CancelRun("sync", START + SLOT)]))
+    beat = sidecar.wait_for(Method.BEAT)
+    shown = sidecar.execute(beat)
+    client.complete(client.assigned[0].token)
+    sidecar.answer(Method.COMPLETE)
+    sidecar.reply(beat, shown)
+    world.run_for(6_000)
+    assert client.reasons() == []
+    assert current(world.run(SLOT)) == (1, "failed", "cancelled")
 
 
 def test_s20_nothing_is_ever_planned() -> None:
@@ -365,6 +423,162 @@ def test_s21_what_outlived_its_timeout_is_that_though_its_session_was_just_lost(
     client.complete(token, result="late", elapsed_ms=30_000)
     sidecar.answer(Method.COMPLETE)  # before the heartbeat that says so
     assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+# --- Retries (S22) -----------------------------------------------------------------------
+
+RETRIED = every(retry=RetrySpec(1, delay_ms=2_000))
+
+
+def failing(*specs: JobSpec, **options: object) -> tuple[World, Sidecar, FakeClient]:
+    """A run whose first attempt has just failed, 6 s after its slot."""
+    world, sidecar, client = running(*(specs or (RETRIED,)), **options)
+    client.complete(client.only().token, **FAILED)
+    sidecar.settle()
+    assert world.run(SLOT).run.state is RunState.RETRYING
+    return world, sidecar, client
+
+
+def attempts(world: World) -> list[tuple[int, str, str]]:
+    return [(a.attempt, a.state, a.instance_id) for a in world.run(SLOT).attempts]
+
+
+def test_s22_a_failed_attempt_is_retried_by_the_instance_that_made_it() -> None:
+    world, sidecar, client = failing()
+    other = Sidecar(world, "b")
+    other.ready_client(*client.specs)
+    world.run_for(900)
+    assert not client.running
+    world.run_for(1_500)
+    second = client.only()
+    assert (second.attempt, second.cause) == (2, AttemptCause.RETRY)
+    client.complete(result="at last")
+    sidecar.settle()
+    assert attempts(world) == [(1, "failed", "a"), (2, "success", "a")]
+    assert all(claim.seen_attempt == 0 for claim in other.claims)
+
+
+def test_s22_a_retry_waits_for_room() -> None:
+    world, sidecar, client = lone(every(2_500, retry=RetrySpec(1, 4_000)), max_concurrency=1)
+    world.run_until(2_500)
+    client.complete(**FAILED)
+    world.run_until(10_000)
+    assert client.only().slot == START + 5_000
+    client.complete()
+    world.run_for(1_000)
+    assert current(world.run(2_500))[0] == 2, "the oldest goes first"
+    client.complete()
+    sidecar.settle()
+    assert current(world.run(2_500)) == (2, "success", "")
+
+
+def test_s4_a_retry_is_made_after_a_suspension() -> None:
+    """Nobody else would make it."""
+    world, sidecar, _ = failing()
+    sidecar.feed(Suspended(1))
+    world.run_for(3_500)
+    assert attempts(world)[1:] == [(2, "claimed", "a")]
+
+
+def test_s22_a_retry_waits_for_its_job_to_be_registered_again() -> None:
+    world, sidecar, client = failing()
+    client.specs = (every(timeout_ms=60_000, retry=RetrySpec(1, 2_000)),)
+    sidecar.away = "refused"
+    client.subscribe()
+    client.keep_alive()
+    world.run_for(5_000)
+    assert not sidecar.logged("run_released")
+    sidecar.away = None
+    world.run_for(3_000)
+    assert attempts(world)[0] == (1, "failed", "a")
+    assert len(attempts(world)) == 2
+
+
+def test_s11_a_retry_whose_claim_has_no_answer_is_asked_for_again_with_its_token() -> None:
+    world, sidecar, client = failing()
+    sidecar.wait_for(Method.CLAIM)
+    sidecar.execute(sidecar.pending(Method.CLAIM))
+    sidecar.fail(Method.CLAIM, unknown=True)
+    world.run_for(1_000)
+    first, again = (claim.token for claim in sidecar.claims if claim.seen_attempt)
+    assert first == again
+    assert client.only().token == first
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_s23_an_instance_that_stops_gives_up_its_retries(unknown: bool) -> None:
+    world, sidecar, _ = failing()
+    if unknown:
+        sidecar.wait_for(Method.CLAIM)
+        sidecar.fail(Method.CLAIM, unknown=True)
+    sidecar.stop()
+    world.run_for(2_000)
+    assert sidecar.stopped
+    assert current(world.run(SLOT)) == (1, "failed", "runner_lost")
+    assert attempts(world) == [(1, "failed", "a")]
+
+
+def test_s23_what_fails_while_the_instance_stops_is_final() -> None:
+    world, sidecar, client = running(RETRIED)
+    sidecar.stop()
+    client.complete(client.only().token, **FAILED)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "")
+
+
+def test_s22_the_retry_of_a_job_that_nobody_offers_any_more_is_given_up() -> None:
+    world, sidecar, client = failing()
+    client.specs = (every(name="other"),)
+    client.subscribe()
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "runner_lost")
+
+
+def test_s21_what_timed_out_is_retried_if_its_handler_obeyed() -> None:
+    world, _, client = running(every(timeout_ms=7_000, retry=RetrySpec(1, 1_000)))
+    world.run_for(1_500)
+    client.complete(client.only().token, stopped=CancelReason.TIMEOUT)
+    world.run_for(1_500)
+    first, second = world.run(SLOT).attempts
+    assert (first.state, first.reason, second.cause) == ("failed", "timeout", AttemptCause.RETRY)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_s22_a_restarted_instance_that_claims_the_slot_of_what_it_adopted_retries_it(
+    stops: bool,
+) -> None:
+    """Its claim is on the way when the attempt that it adopted fails."""
+    world, sidecar, client = running(RETRIED)
+    token = client.only().token
+    sidecar.die()
+    new = Sidecar(world, "b")
+    new.tick()
+    new.settle()
+    again = new.client(RETRIED, in_flight=(token,))
+    new.settle()
+    again.keep_alive(token)
+    claim = new.wait_for(Method.CLAIM)
+    lost = new.execute(claim)
+    again.complete(token, **FAILED)
+    new.answer(Method.COMPLETE)
+    if stops:
+        new.fail(Method.CLAIM, unknown=True)
+        new.stop()
+        world.run_for(3_000)
+        assert attempts(world) == [(1, "failed", "b")]
+        assert current(world.run(SLOT)) == (1, "failed", "runner_lost")
+    else:
+        new.reply(claim, lost)
+        world.run_for(3_000)
+        assert [number for number, *_ in attempts(world)] == [1, 2]
+
+
+def test_s22_what_was_pruned_meanwhile_is_not_retried() -> None:
+    world, sidecar, _ = failing()
+    sidecar.wait_for(Method.CLAIM)
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.LATE))
+    world.run_for(1_000)
+    assert len([claim for claim in sidecar.claims if claim.seen_attempt]) == 1
 
 
 # --- Clients and sidecars that go --------------------------------------------------------

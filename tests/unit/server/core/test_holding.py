@@ -25,6 +25,7 @@ from anarchon_server.core.model import (
     JobSpec,
     Outcome,
     OverlapPolicy,
+    RetrySpec,
     RunState,
 )
 from anarchon_server.core.store import (
@@ -804,6 +805,61 @@ def test_s21_what_ended_in_its_time_counts_as_it_ended() -> None:
     client.complete(result="done", elapsed_ms=4_000)
     sidecar.settle()
     assert current(world.run(60_000)) == (1, "success", "")
+
+
+def restarted(spec: JobSpec) -> tuple[World, Sidecar, FakeClient, str]:
+    """A sidecar that was restarted while slot 60 ran; its client has not subscribed yet."""
+    world, sidecar, client = running(spec)
+    sidecar.die()
+    new = Sidecar(world, "b")
+    again = FakeClient(new, "again", (spec,))
+    return world, new, again, client.only().token
+
+
+def test_s21_what_outlived_its_timeout_is_that_though_it_came_before_its_client_subscribed() -> (
+    None
+):
+    """The sidecar was away when it should have told so, and its successor does not know the job."""
+    world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
+    number = client.complete(token, result="late", elapsed_ms=4_001)
+    sidecar.settle()
+    assert not sidecar.called(Method.COMPLETE)
+    again = client.complete(token, result="late", elapsed_ms=4_002)
+    client.subscribe()
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "failed", "timeout")
+    recorded = (Receipt(ReceiptStatus.RECORDED, RunState.FAILED),)
+    assert client.receipts(number) == client.receipts(again) == recorded
+
+
+def test_s22_a_failure_that_came_before_its_client_subscribed_is_retried() -> None:
+    world, sidecar, client, token = restarted(every(60_000, retry=RetrySpec(1)))
+    client.complete(token, **FAILED)
+    client.subscribe()
+    sidecar.settle()
+    assert world.run(60_000).run.state is RunState.RETRYING
+
+
+@pytest.mark.parametrize("how", ["nobody offers the job", "the sidecar stops"])
+def test_s27_a_result_waits_for_its_job_only_so_long(how: str) -> None:
+    world, sidecar, client, token = restarted(LONG)
+    sidecar.settle()
+    number = client.complete(token, result="done")
+    world.run_for(limits.JOB_AWAITED - 1)
+    assert sidecar.answer_to(number) is None
+    if how == "the sidecar stops":
+        sidecar.stop()
+        sidecar.settle()
+    else:
+        world.run_for(1_000)
+    assert client.receipts(number) == (Receipt(ReceiptStatus.RECORDED, RunState.SUCCESS),)
+
+
+def test_s23_what_obeyed_a_stop_waits_for_no_job() -> None:
+    world, sidecar, client, token = restarted(LONG)
+    client.complete(token, stopped=CancelReason.SHUTDOWN)
+    sidecar.settle()
+    assert current(world.run(60_000))[1] == "interrupted"
 
 
 def test_s27_a_result_is_kept_as_long_as_its_lease() -> None:

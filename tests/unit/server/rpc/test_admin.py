@@ -428,8 +428,12 @@ async def test_instances_are_listed_and_others_are_found_in_the_store(sidecar: S
         ("CancelRun", admin_pb2.CancelRunRequest(job="a")),
     ],
 )
-async def test_what_the_backend_cannot_do_is_refused_by_name(method: str, request_: Any) -> None:
+async def test_what_the_backend_cannot_do_is_refused_by_name(
+    method: str, request_: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sidecar = await start_sidecar(leases=False)
+    less = replace(sidecar.store.capabilities, control=False)
+    monkeypatch.setattr(type(sidecar.store), "capabilities", less)
     error = await error_of(getattr(sidecar.admin, method)(request_))
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert trailer(error) == "UNSUPPORTED"
