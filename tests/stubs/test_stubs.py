@@ -38,7 +38,7 @@ def test_stubs_for_cpp_compile(tmp_path: Path) -> None:
 
 def test_stubs_for_csharp_are_made_where_the_registry_of_buf_is_reached(tmp_path: Path) -> None:
     made = ended("make", "stubs", "LANG=csharp", f"OUT={tmp_path}")
-    if made.returncode != 0 and 'the server hosted at that remote is unavailable' in made.stderr:
+    if made.returncode != 0 and "the server hosted at that remote is unavailable" in made.stderr:
         pytest.skip("no toolchain: csharp: the registry of buf cannot be reached")
     assert made.returncode == 0, made.stderr
     assert {"Session.cs", "SessionGrpc.cs"} <= {file.name for file in tmp_path.rglob("*.cs")}

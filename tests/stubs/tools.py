@@ -48,7 +48,9 @@ def ended(
     *command: str | Path, folder: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command, when it has ended. Of a `make` that runs these tests it knows nothing."""
-    outside = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    outside = {
+        key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))
+    }
     return subprocess.run(
         command,
         cwd=folder,

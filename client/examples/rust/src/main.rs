@@ -46,6 +46,7 @@ fn address() -> Result<String, String> {
 async fn hello(run: Assignment) -> Result<String, String> {
     println!("hello: slot {}, attempt {}", run.slot, run.attempt);
     let payload = String::from_utf8_lossy(&run.payload);
+    let payload = payload.trim();
     if !payload.is_empty() {
         let takes_ms = payload.parse().map_err(|error| {
             format!("payload '{payload}' is no number of milliseconds: {error}")
