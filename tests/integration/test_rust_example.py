@@ -23,14 +23,13 @@ def program() -> str:
     return str(rust_example())
 
 
-@pytest.fixture
-async def one(cluster: Cluster, program: str) -> Instance:
-    instance = cluster.instances["one"] = Instance(cluster, "one")
-    await instance.start_sidecar()
-    env = {"ANARCHON_ADDRESS": instance.address}
-    await instance.application.spawn(program=program, env=env)
-    await _said(instance, "attached to one")
-    return instance
+async def _started(cluster: Cluster, program: str) -> Instance:
+    """A sidecar, and the example attached to it."""
+    one = cluster.instances["one"] = Instance(cluster, "one")
+    await one.start_sidecar()
+    await one.application.spawn(program=program, env={"ANARCHON_ADDRESS": one.address})
+    await _said(one, "attached to one")
+    return one
 
 
 async def _success_after(cluster: Cluster, one: Instance, slot: int) -> run_pb2.Run:
@@ -61,8 +60,9 @@ async def _when(
 
 @pytest.mark.timeout(120, func_only=True)  # the fixture builds the program
 async def test_the_example_runs_goes_on_after_its_sidecar_was_killed_and_leaves_in_order(
-    cluster: Cluster, one: Instance
+    cluster: Cluster, program: str
 ) -> None:
+    one = await _started(cluster, program)
     first = await _success_after(cluster, one, 0)
     assert first.attempts[0].result == f"hello from Rust, fence {first.attempts[0].fence}"
 
@@ -93,6 +93,18 @@ async def test_the_example_runs_goes_on_after_its_sidecar_was_killed_and_leaves_
     handed_over = await _when(cluster, one, last.slot, lambda run: run.state != RUNNING)
     attempt = handed_over.attempts[0]
     assert (attempt.state, attempt.reason) == (run_pb2.RUN_STATE_INTERRUPTED, "handed_over")
+
+
+@pytest.mark.timeout(120, func_only=True)
+async def test_the_example_stops_its_handler_when_its_trust_is_over(
+    cluster: Cluster, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANARCHON_LEASE", "3s")
+    one = await _started(cluster, program)
+    await _long_run(cluster, one)
+    one.sidecar.signal(signal.SIGKILL)
+    await _said(one, "a handler was stopped: CANCEL_REASON_LEASE_LOST")
+    assert one.application.child.returncode is None, "it goes on trying"
 
 
 async def _said(one: Instance, words: str, times: int = 1) -> None:

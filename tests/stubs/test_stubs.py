@@ -52,25 +52,19 @@ def test_stubs_for_go_compile(tmp_path: Path) -> None:
     run("go", "vet", "./anarchonv1", folder=tmp_path)
 
 
-def test_stubs_for_java_compile(tmp_path: Path) -> None:
-    need_tools("java")
-    stubs, classpath = tmp_path / "stubs", tmp_path / "classpath"
-    make_stubs("java", stubs)
-    pom = ROOT / "client" / "java" / "pom.xml"
-    written = f"-Dmdep.outputFile={classpath}"
-    run("mvn", "--quiet", "--batch-mode", "--file", pom, "dependency:build-classpath", written)
-    files = [str(file) for file in stubs.rglob("*.java")]
-    (tmp_path / "files").write_text("\n".join(files))
-    flags = ("-d", tmp_path / "classes", "--release", "17", "-cp", classpath.read_text())
-    run("javac", *flags, f"@{tmp_path / 'files'}")
-
-
-def test_stubs_for_kotlin_compile(tmp_path: Path) -> None:
+def test_stubs_for_java_and_kotlin_compile(tmp_path: Path) -> None:
     need_tools("kotlin")
-    make_stubs("kotlin", tmp_path)
-    assert next(tmp_path.rglob("SessionProtoGrpcKt.kt"), None), "the coroutine stubs"
+    java, kotlin = tmp_path / "java", tmp_path / "kotlin"
+    make_stubs("java", java)
+    make_stubs("kotlin", kotlin)
+    assert next(kotlin.rglob("SessionProtoGrpcKt.kt"), None), "the coroutine stubs"
+    assert _sources(java) == _sources(kotlin), "Kotlin's stand upon the same: one build for both"
     pom = ROOT / "proto" / "stubs" / "kotlin" / "pom.xml"
-    run("mvn", "--quiet", "--batch-mode", "--file", pom, "compile", f"-Dstubs={tmp_path}")
+    run("mvn", "--quiet", "--batch-mode", "--file", pom, "compile", f"-Dstubs={kotlin}")
+
+
+def _sources(stubs: Path) -> dict[Path, str]:
+    return {file.relative_to(stubs): file.read_text("utf-8") for file in stubs.rglob("*.java")}
 
 
 def test_stubs_for_php_are_loaded(tmp_path: Path) -> None:

@@ -20,25 +20,36 @@ WITHIN_S = 600
 TOOLS = {
     "cpp": ("protoc", "grpc_cpp_plugin", "g++"),
     "go": ("go",),
-    "java": ("java", "mvn"),
     "kotlin": ("java", "mvn"),
     "php": ("protoc", "grpc_php_plugin", "php"),
     "ruby": ("protoc", "grpc_ruby_plugin", "ruby"),
-    "rust": ("cargo",),
+    "rust": ("cargo", "rustfmt"),
     "typescript": ("node", "npm"),
 }
-"""What each language's generator and compiler need of the machine."""
+"""The programs that each language's generator and compiler need."""
+
+LIBRARIES = {
+    "cpp": ("g++", "-E", "-x", "c++", "-include", "grpcpp/grpcpp.h", os.devnull),
+    "php": ("php", "-r", "exit(is_dir('/usr/share/php/Google/Protobuf') ? 0 : 1);"),
+    "ruby": ("ruby", "-e", "require 'grpc'"),
+}
+"""What ends well where the libraries are there, too, that the stubs stand upon."""
+
+# These programs are small, and start often: the JVM is to compile quickly rather than well.
+MAVEN = {"MAVEN_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def need_tools(language: str) -> None:
     """Skip where the language's toolchain is not on this machine."""
     if missing := [tool for tool in TOOLS[language] if shutil.which(tool) is None]:
         pytest.skip(f"no toolchain: {language}: {', '.join(missing)} not on PATH")
+    if language in LIBRARIES and ended(*LIBRARIES[language]).returncode != 0:
+        pytest.skip(f"no toolchain: {language}: its gRPC and protobuf are not installed")
 
 
-def run(*command: str | Path, folder: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
+def run(*command: str | Path, folder: Path = ROOT) -> str:
     """What it printed; the test fails with it where the command fails."""
-    done = ended(*command, folder=folder, env=env)
+    done = ended(*command, folder=folder)
     said = f"{done.stdout}{done.stderr}"
     assert done.returncode == 0, f"{' '.join(map(str, command))} failed:\n{said[-8_000:]}"
     return said
@@ -54,7 +65,7 @@ def ended(
     return subprocess.run(
         command,
         cwd=folder,
-        env={**outside, **(env or {})},
+        env={**outside, **MAVEN, **(env or {})},
         capture_output=True,
         text=True,
         check=False,

@@ -457,8 +457,16 @@ where
         attempt.handler = None;
         attempt.end(match result {
             Some(Ok(result)) => outcome::Result::Success(Success { result: cut(result, 16 << 10) }),
-            Some(Err(failure)) => outcome::Result::Failure(failure),
-            None => stopped(attempt.cancelled.unwrap_or_default()),
+            Some(Err(failure)) => {
+                eprintln!("a handler failed: {}", failure.message);
+                outcome::Result::Failure(failure)
+            }
+            None => {
+                let reason = attempt.cancelled.unwrap_or_default();
+                let name = CancelReason::try_from(reason).unwrap_or_default().as_str_name();
+                eprintln!("a handler was stopped: {name}");
+                stopped(reason)
+            }
         });
     }
 
