@@ -103,7 +103,7 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 
 .PHONY: clean
 clean: ## Remove environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) .cache bench/croner/node_modules client/go/.build \
+	rm -rf $(VENV) $(PROTO_VENV) .cache stubs bench/croner/node_modules client/go/.build \
 		client/node/node_modules client/node/.build client/node/dist client/java/target \
 		build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -111,6 +111,7 @@ clean: ## Remove environments, caches and builds
 # ── Other languages ─────────────────────────────────────────────────────────────────────────────
 
 include $(foreach language,$(LANGUAGES),client/$(language)/$(language).mk)
+include proto/stubs/stubs.mk
 
 # The tools of the protocol, which node.mk by itself takes from the PATH.
 check-node proto-node: $(VENV)/.installed-dev

@@ -36,11 +36,15 @@ class Process:
         self._process: asyncio.subprocess.Process | None = None
 
     async def spawn(
-        self, *args: str, env: dict[str, str] | None = None, piped: bool = False
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        piped: bool = False,
+        program: str = sys.executable,
     ) -> None:
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                program,
                 *args,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if piped else log,
