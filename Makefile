@@ -68,7 +68,7 @@ imports: $(VENV)/.installed-dev ## The architecture's import rules
 proto-check: $(VENV)/.installed-dev $(PROTO_VENV)/.installed ## Lint the protocol; the committed stubs must be fresh
 	cd proto && ../$(BIN)/buf lint
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && proto/generate "$$fresh" \
-		&& { diff -r --exclude=__init__.py --exclude=__pycache__ "$$fresh/anarchon/v1" $(STUBS) \
+		&& { diff -rq --exclude=__init__.py --exclude=__pycache__ "$$fresh/anarchon/v1" $(STUBS) \
 		|| { echo "The stubs in $(STUBS) are stale: run 'make proto' and commit them." >&2; exit 1; }; }
 
 .PHONY: slots

@@ -10,7 +10,7 @@ check-go: $(PROTO_VENV)/.installed $(GO_TOOLS)/staticcheck-$(STATICCHECK_VERSION
 	@cd client/go && wrong=$$(gofmt -l .) && { [ -z "$$wrong" ] || { echo "gofmt these: $$wrong" >&2; exit 1; }; }
 	cd client/go && go mod tidy -diff && go vet ./... && $(GO_TOOLS)/staticcheck-$(STATICCHECK_VERSION) ./...
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && client/go/generate "$$fresh" \
-		&& { diff -r "$$fresh/anarchonv1" $(GO_STUBS) \
+		&& { diff -rq "$$fresh/anarchonv1" $(GO_STUBS) \
 		|| { echo "The stubs in $(GO_STUBS) are stale: run 'make proto-go' and commit them." >&2; exit 1; }; }
 
 .PHONY: test-go

@@ -9,7 +9,7 @@ NODE_SOURCES := $(shell find $(NODE_DIR)/src $(NODE_DIR)/tests $(NODE_DIR)/confo
 check-node: $(NODE_DIR)/node_modules/.installed ## The TypeScript client: format, lint, types, fresh stubs
 	cd $(NODE_DIR) && npm run --silent lint
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && BUF=$(NODE_BUF) $(NODE_DIR)/generate "$$fresh" \
-		&& { diff -r "$$fresh" $(NODE_DIR)/src/generated \
+		&& { diff -rq "$$fresh" $(NODE_DIR)/src/generated \
 		|| { echo "The stubs in $(NODE_DIR)/src/generated are stale: run 'make proto-node' and commit them." >&2; exit 1; }; }
 
 .PHONY: test-node
