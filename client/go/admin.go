@@ -6,9 +6,13 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"net/url"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -36,6 +40,7 @@ type Admin struct {
 	channel  *grpc.ClientConn
 	stub     anarchonv1.AdminServiceClient
 	timeout  time.Duration
+	scope    atomic.Value
 }
 
 // NewAdmin returns an Admin. Of the options those of the address count: [WithAddress],
@@ -53,11 +58,20 @@ func NewAdmin(options ...Option) (*Admin, error) {
 	if err != nil {
 		return nil, clientError("address %q: %v", endpoint.address, err)
 	}
-	return &Admin{endpoint, channel, anarchonv1.NewAdminServiceClient(channel), adminTimeout}, nil
+	return &Admin{
+		endpoint: endpoint, channel: channel, stub: anarchonv1.NewAdminServiceClient(channel), timeout: adminTimeout,
+	}, nil
 }
 
 // Close lets go of the connection.
 func (a *Admin) Close() error { return a.channel.Close() }
+
+// Scope returns what the last answer of a call covers: "" for the whole namespace, "instance=ID" for
+// what that instance knows of itself, as its store keeps no history. Watches do not change it.
+func (a *Admin) Scope() string {
+	scope, _ := a.scope.Load().(string)
+	return scope
+}
 
 // Jobs yields all jobs, by name; pages are fetched as they are needed. After an error there is no more.
 func (a *Admin) Jobs(ctx context.Context) iter.Seq2[*anarchonv1.Job, error] {
@@ -289,10 +303,19 @@ func ask[Request, Response any](
 	}
 	ctx, end := context.WithTimeout(ctx, admin.timeout)
 	defer end()
-	response, err := unary(ctx, admin.endpoint, method, request, false)
+	var trailer metadata.MD
+	heard := func(ctx context.Context, request *Request, options ...grpc.CallOption) (*Response, error) {
+		return method(ctx, request, append(options, grpc.Trailer(&trailer))...)
+	}
+	response, err := unary(ctx, admin.endpoint, heard, request, false)
 	if err != nil {
 		return nil, err
 	}
+	scope, unreadable := url.PathUnescape(strings.Join(trailer.Get("anarchon-scope"), ""))
+	if unreadable != nil {
+		return nil, unavailable("the sidecar says what its answer covers, and it cannot be read: %v", unreadable)
+	}
+	admin.scope.Store(scope)
 	return response, nil
 }
 

@@ -57,6 +57,15 @@ func (p *adminPuppet) GetJob(ctx context.Context, request *anarchonv1.GetJobRequ
 	return nil, status.Error(codes.NotFound, "no job "+request.Job)
 }
 
+func (p *adminPuppet) GetInstance(
+	ctx context.Context, request *anarchonv1.GetInstanceRequest,
+) (*anarchonv1.GetInstanceResponse, error) {
+	if request.InstanceId == "" {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs("anarchon-scope", "instance=an%20swering:1"))
+	}
+	return &anarchonv1.GetInstanceResponse{Instance: &anarchonv1.Instance{InstanceId: request.InstanceId}}, nil
+}
+
 func (p *adminPuppet) TriggerRun(
 	_ context.Context, request *anarchonv1.TriggerRunRequest,
 ) (*anarchonv1.TriggerRunResponse, error) {
@@ -168,6 +177,15 @@ func TestAnAdminErrorIsTheKindThatItsReasonSays(t *testing.T) {
 	if _, err := absent.Instance(patient(t), ""); !errors.Is(err, ErrUnavailable) ||
 		!strings.Contains(err.Error(), "start one with `anarchon serve`") {
 		t.Error(err)
+	}
+}
+
+func TestWhatTheLastAnswerCoversIsKept(t *testing.T) {
+	admin, _ := asking(t)
+	for instance, want := range map[string]string{"": "instance=an swering:1", "other": ""} {
+		if _, err := admin.Instance(patient(t), instance); err != nil || admin.Scope() != want {
+			t.Errorf("%q: %q, %v", instance, admin.Scope(), err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import {
   type MessageShape,
 } from '@bufbuild/protobuf';
 import { timestampFromDate } from '@bufbuild/protobuf/wkt';
+import type * as grpc from '@grpc/grpc-js';
 import { randomUUID } from 'node:crypto';
 import { ClientError, show, SidecarUnavailableError } from './errors';
 import {
@@ -77,6 +78,7 @@ export class AdminClient {
   private readonly caller: Caller;
   private readonly endpoint: Endpoint;
   private readonly timeoutMs = TIMEOUT_MS;
+  private lastScope = '';
 
   /** Throws `ClientError` for what is set up wrongly. */
   constructor(options: AdminOptions = {}) {
@@ -84,6 +86,14 @@ export class AdminClient {
     this.endpoint.checkSocket();
     this.address = this.endpoint.address;
     this.caller = new Caller(this.endpoint, options.logger ?? stderrLogger);
+  }
+
+  /**
+   * What the last answer of a call covers: empty for the whole namespace, `instance=ID` for what that
+   * instance knows of itself, as its store keeps no history. Watches do not change it.
+   */
+  get scope(): string {
+    return this.lastScope;
   }
 
   /** All jobs, by name; pages are fetched as they are needed. */
@@ -253,7 +263,13 @@ export class AdminClient {
     fields: MessageInitShape<I>,
   ): Promise<MessageShape<O>> {
     const request = sendable(method, fields);
-    return this.caller.call(method, request, { timeoutMs: this.timeoutMs, waitForReady: false });
+    const options = { timeoutMs: this.timeoutMs, waitForReady: false };
+    let trailers: grpc.Metadata | undefined;
+    const answer = await this.caller.call(method, request, options, ({ metadata }) => {
+      trailers = metadata;
+    });
+    this.lastScope = decodeURIComponent(trailers?.get('anarchon-scope').join('') ?? '');
+    return answer;
   }
 }
 

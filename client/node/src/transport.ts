@@ -234,11 +234,12 @@ export class Caller {
     this.client = endpoint.open();
   }
 
-  /** Call `method`. Rejected with a `SidecarError`. */
+  /** Call `method`; `ended` is told how it ended. Rejected with a `SidecarError`. */
   call<I extends DescMessage, O extends DescMessage>(
     method: Method<I, O>,
     request: MessageShape<I>,
     { timeoutMs, waitForReady }: { timeoutMs: number; waitForReady: boolean },
+    ended?: (status: grpc.StatusObject) => void,
   ): Promise<MessageShape<O>> {
     return new Promise((resolve, reject) => {
       const call = this.client.makeUnaryRequest(
@@ -255,6 +256,7 @@ export class Caller {
         },
       );
       this.calls.add(call);
+      if (ended) call.on('status', ended);
     });
   }
 

@@ -27,6 +27,7 @@ import {
   TriggerRunResponseSchema,
   CancelRunResponseSchema,
   GetRunResponseSchema,
+  type GetInstanceRequest,
   type ListRunsRequest,
   type PreviewSlotsRequest,
   type TriggerRunRequest,
@@ -135,6 +136,28 @@ test('jobs are paused and resumed, runs triggered and cancelled', async (t) => {
   assert.equal((await admin.getInstance()).instanceId, 'web-1');
   const triggered = requests[3] as TriggerRunRequest;
   assert.equal(Buffer.from(triggered.payload).toString(), 'Ω');
+});
+
+test('what the last answer covers is kept', async (t) => {
+  const own = new grpc.Metadata();
+  own.set('anarchon-scope', 'instance=an%20swering:1');
+  const server = new PuppetServer(AdminService, {
+    getInstance: (call, callback) => {
+      const { instanceId } = call.request as GetInstanceRequest;
+      const instance = create(GetInstanceResponseSchema, { instance: { instanceId } });
+      callback(null, instance, instanceId ? undefined : own);
+    },
+  });
+  await server.start();
+  const admin = new AdminClient({ address: server.address });
+  t.after(() => {
+    admin.close();
+    server.stop();
+  });
+  await admin.getInstance();
+  assert.equal(admin.scope, 'instance=an swering:1');
+  await admin.getInstance('other');
+  assert.equal(admin.scope, '');
 });
 
 test('slots are previewed of a job by name, and of any job', async (t) => {

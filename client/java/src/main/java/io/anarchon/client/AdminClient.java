@@ -27,8 +27,12 @@ import io.grpc.ChannelCredentials;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptor;
 import io.grpc.ForwardingClientCall;
+import io.grpc.ForwardingClientCallListener;
+import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
+import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.time.Instant;
 import java.util.Iterator;
@@ -53,10 +57,13 @@ public final class AdminClient implements AutoCloseable {
   private static final long TIMEOUT_S = 10;
   private static final int PAGE_SIZE = 500;
   private static final int PAYLOAD_MAX_BYTES = 64 << 10;
+  private static final Metadata.Key<String> SCOPE =
+      Metadata.Key.of("anarchon-scope", Metadata.ASCII_STRING_MARSHALLER);
   private static final int REASON_MAX_BYTES = 1_024;
   private static final int REQUEST_ID_MAX_BYTES = 128;
   private final Endpoint endpoint;
   private final Endpoint.Connection connection;
+  private volatile String scope = "";
 
   private AdminClient(Endpoint endpoint) {
     this.endpoint = endpoint;
@@ -108,6 +115,14 @@ public final class AdminClient implements AutoCloseable {
   @Override
   public void close() {
     connection.close();
+  }
+
+  /**
+   * Returns what the last answer of a call covers: "" for the whole namespace, "instance=ID" for
+   * what that instance knows of itself, as its store keeps no history. Watches do not change it.
+   */
+  public String scope() {
+    return scope;
   }
 
   /** Returns all jobs, by name. */
@@ -269,7 +284,7 @@ public final class AdminClient implements AutoCloseable {
     try {
       return call.apply(
           AdminServiceGrpc.newBlockingStub(connection.channel())
-              .withInterceptors(new SizeCheck())
+              .withInterceptors(new Calls())
               .withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS));
     } catch (StatusRuntimeException error) {
       throw endpoint.error(error);
@@ -294,12 +309,17 @@ public final class AdminClient implements AutoCloseable {
     }
   }
 
-  /** Lets no request go that the sidecar would not read; grpc-java itself would send it. */
-  private static final class SizeCheck implements ClientInterceptor {
+  /** Hears what an answer covers; lets no request go that no sidecar reads, as grpc-java would. */
+  private final class Calls implements ClientInterceptor {
     @Override
     public <A, B> ClientCall<A, B> interceptCall(
         MethodDescriptor<A, B> method, CallOptions options, Channel next) {
       return new ForwardingClientCall.SimpleForwardingClientCall<>(next.newCall(method, options)) {
+        @Override
+        public void start(Listener<B> listener, Metadata headers) {
+          super.start(new Trailers<>(listener), headers);
+        }
+
         @Override
         public void sendMessage(A message) {
           int bytes = ((MessageLite) message).getSerializedSize();
@@ -307,6 +327,22 @@ public final class AdminClient implements AutoCloseable {
           super.sendMessage(message);
         }
       };
+    }
+  }
+
+  private final class Trailers<B>
+      extends ForwardingClientCallListener.SimpleForwardingClientCallListener<B> {
+    Trailers(ClientCall.Listener<B> listener) {
+      super(listener);
+    }
+
+    @Override
+    public void onClose(Status status, Metadata trailers) {
+      if (status.isOk()) {
+        String covers = trailers.containsKey(SCOPE) ? trailers.get(SCOPE) : "";
+        scope = URLDecoder.decode(covers.replace("+", "%2B"), StandardCharsets.UTF_8);
+      }
+      super.onClose(status, trailers);
     }
   }
 

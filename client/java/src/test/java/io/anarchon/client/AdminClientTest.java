@@ -9,6 +9,8 @@ import com.google.protobuf.ByteString;
 import io.anarchon.v1.AdminServiceGrpc;
 import io.anarchon.v1.CancelRunRequest;
 import io.anarchon.v1.CancelRunResponse;
+import io.anarchon.v1.GetInstanceRequest;
+import io.anarchon.v1.GetInstanceResponse;
 import io.anarchon.v1.GetJobRequest;
 import io.anarchon.v1.GetJobResponse;
 import io.anarchon.v1.JobSpec;
@@ -21,6 +23,7 @@ import io.anarchon.v1.TriggerRunRequest;
 import io.anarchon.v1.TriggerRunResponse;
 import io.anarchon.v1.WatchRunsRequest;
 import io.anarchon.v1.WatchRunsResponse;
+import io.grpc.ForwardingServerCall;
 import io.grpc.Metadata;
 import io.grpc.Server;
 import io.grpc.ServerCall;
@@ -56,6 +59,9 @@ class AdminClientTest {
   private static final Metadata.Key<String> REASON =
       Metadata.Key.of("anarchon-reason", Metadata.ASCII_STRING_MARSHALLER);
 
+  private static final Metadata.Key<String> SCOPE =
+      Metadata.Key.of("anarchon-scope", Metadata.ASCII_STRING_MARSHALLER);
+
   private final List<Object> asked = new CopyOnWriteArrayList<>();
   private final List<String> authorizations = new CopyOnWriteArrayList<>();
   private final CountDownLatch watchEnded = new CountDownLatch(1);
@@ -86,6 +92,12 @@ class AdminClientTest {
       trailers.put(REASON, "JOB_NOT_FOUND");
       observer.onError(
           Status.NOT_FOUND.withDescription("no such job").asRuntimeException(trailers));
+    }
+
+    @Override
+    public void getInstance(
+        GetInstanceRequest request, StreamObserver<GetInstanceResponse> observer) {
+      answer(request, GetInstanceResponse.getDefaultInstance(), observer);
     }
 
     @Override
@@ -139,8 +151,21 @@ class AdminClientTest {
     public <A, B> ServerCall.Listener<A> interceptCall(
         ServerCall<A, B> call, Metadata headers, ServerCallHandler<A, B> next) {
       authorizations.add(headers.get(AUTHORIZATION));
-      return next.startCall(call, headers);
+      boolean isGetInstance =
+          call.getMethodDescriptor() == (Object) AdminServiceGrpc.getGetInstanceMethod();
+      return next.startCall(isGetInstance && asked.isEmpty() ? covering(call) : call, headers);
     }
+  }
+
+  /** What an answer that is an instance's own says of itself. */
+  private static <A, B> ServerCall<A, B> covering(ServerCall<A, B> call) {
+    return new ForwardingServerCall.SimpleForwardingServerCall<>(call) {
+      @Override
+      public void close(Status status, Metadata trailers) {
+        trailers.put(SCOPE, "instance=an%20swering:1");
+        super.close(status, trailers);
+      }
+    };
   }
 
   @BeforeEach
@@ -188,6 +213,14 @@ class AdminClientTest {
     assertEquals("no such job", error.getMessage());
     assertEquals("JOB_NOT_FOUND", error.reason());
     assertThrows(AnarchonException.Version.class, () -> admin.resumeJob("job")); // unimplemented
+  }
+
+  @Test
+  void whatTheLastAnswerCoversIsKept() {
+    admin.getInstance("");
+    assertEquals("instance=an swering:1", admin.scope());
+    admin.getInstance("other");
+    assertEquals("", admin.scope());
   }
 
   @Test
