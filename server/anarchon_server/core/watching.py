@@ -9,7 +9,6 @@ at all.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -44,7 +43,7 @@ class RunWatch:
     def __init__(self, query: RunQuery) -> None:
         self._query = replace(query, limit=limits.PAGE_MAX, after=None)
         self._known: dict[_Key, _Known] = {}
-        self._begun_at = self._since = self._pass_from = self._store_at = sys.maxsize
+        self._begun_at = self._since = self._pass_from = self._store_at = limits.NEVER
         self._older_than: tuple[int, str] | None = None
         self._beside: _Key = ("", 0)
         self._begin_round()

@@ -447,7 +447,7 @@ async def failed_twice(sidecar: Sidecar) -> run_pb2.Run:
     job = every("a")
     job.retry.retries = 5
     stream = await subscribe(sidecar, job)
-    made = (await sidecar.admin.TriggerRun(admin_pb2.TriggerRunRequest(job="a"))).run
+    made: run_pb2.Run = (await sidecar.admin.TriggerRun(admin_pb2.TriggerRunRequest(job="a"))).run
     for pause in (Duration(nanos=1_000_000), Duration(seconds=3_600)):
         token = (await stream.read()).runs.assignments[0].token
         failure = run_pb2.Failure(type="ValueError", retry_after=pause)
