@@ -274,8 +274,7 @@ def outlived_their_timeout(history: History) -> Iterable[Violation]:
         if ran_for <= job.timeout_ms + job.witness_ms + job.takeover_ms:
             continue
         last = history.saved[key][-1]
-        succeeded = last.token == token and last.state == "success"
-        if succeeded and last.incarnation not in history.gone_by(last.at):
+        if last.token == token and last.state == "success":
             yield Violation("S21", last.at, *key, f"a success after {ran_for} ms")
 
 
