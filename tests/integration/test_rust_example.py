@@ -49,7 +49,13 @@ async def _long_run(cluster: Cluster, one: Instance) -> run_pb2.Run:
         with AdminClient(one.address) as admin:
             return admin.trigger_run("hello", payload=A_LONG_TIME_MS).slot
 
-    return await _when(cluster, one, await asyncio.to_thread(trigger), lambda r: r.state == RUNNING)
+    slot = await asyncio.to_thread(trigger)
+    await _said(one, f"hello: slot {slot}, attempt 1")
+    return await _when(cluster, one, slot, lambda run: len(run.attempts) == 1)
+
+
+def _has_ended(run: run_pb2.Run) -> bool:
+    return run.attempts[0].HasField("end_time")
 
 
 async def _when(
@@ -82,7 +88,7 @@ async def test_the_example_runs_goes_on_after_its_sidecar_was_killed_and_leaves_
             admin.cancel_run("hello", before.slot)
 
     await asyncio.to_thread(cancel)
-    ended = await _when(cluster, one, before.slot, lambda run: run.state != RUNNING)
+    ended = await _when(cluster, one, before.slot, _has_ended)
     assert (ended.state, ended.reason) == (run_pb2.RUN_STATE_FAILED, "cancelled")
 
     last = await _long_run(cluster, one)
@@ -90,7 +96,7 @@ async def test_the_example_runs_goes_on_after_its_sidecar_was_killed_and_leaves_
     await _said(one, "stopping, with")
     one.application.signal(signal.SIGTERM)  # ends the grace
     assert await one.application.ended() == 0, one.application.log.read_text()
-    handed_over = await _when(cluster, one, last.slot, lambda run: run.state != RUNNING)
+    handed_over = await _when(cluster, one, last.slot, _has_ended)
     attempt = handed_over.attempts[0]
     assert (attempt.state, attempt.reason) == (run_pb2.RUN_STATE_INTERRUPTED, "handed_over")
 
