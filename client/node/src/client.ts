@@ -5,6 +5,7 @@
 
 import { create, toBinary } from '@bufbuild/protobuf';
 import { randomUUID } from 'node:crypto';
+import { inspect } from 'node:util';
 import { SystemClock, type Clock } from './clock';
 import type { Trust } from './context';
 import type { Duration } from './duration';
@@ -310,8 +311,14 @@ class Driver {
     }
   }
 
+  /** See that what goes on by itself does not fail unseen. */
+  private watch(call: Promise<void>): void {
+    call.catch((error: unknown) => this.fail(error));
+  }
+
   /** An error of our own: the session cannot go on, and handlers are told so. */
   private fail(error: unknown): void {
+    if (this.closed.isSettled) return;
     this.endStream?.();
     this.end(new AnarchonError('the client has failed, by an error of its own', { cause: error }));
   }
@@ -348,13 +355,13 @@ class Driver {
         this.endStream?.();
         break;
       case 'sendKeepAlive':
-        void this.sendKeepAlive(command);
+        this.watch(this.sendKeepAlive(command));
         break;
       case 'sendResults':
-        void this.sendResults(command);
+        this.watch(this.sendResults(command));
         break;
       case 'sendClose':
-        void this.sendClose(command);
+        this.watch(this.sendClose(command));
         break;
       case 'startHandler':
         this.runner.start(command.assignment);
@@ -431,8 +438,15 @@ class Driver {
 
   private end(error: AnarchonError | undefined): void {
     const isThrown = this.closed.isAskedFor || (this.ready.isAskedFor && !this.ready.isSettled);
-    if (error !== undefined && !isThrown) this.logger.error(`the client stops: ${error.message}`);
+    if (error !== undefined && !isThrown) {
+      // One of our own is of use to nobody without what is behind it.
+      const why = error.cause === undefined ? error.message : inspect(error);
+      this.logger.error(`the client stops: ${why}`);
+    }
     clearTimeout(this.timer);
+    for (const pledge of this.confirms.values()) {
+      pledge.reject(new NotConfirmedError('the client has stopped'));
+    }
     // Nobody renews from here on: what still runs is told so.
     this.runner.abandon();
     this.transport.close();

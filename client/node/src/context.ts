@@ -3,6 +3,7 @@
  * Imports the wire's messages, the clock, the durations and the errors.
  */
 
+import { inspect } from 'node:util';
 import type { Clock } from './clock';
 import { wireToMs, type Duration } from './duration';
 import { asDuration, CancelledError, JobError, lostError, show, type CancelReason } from './errors';
@@ -132,6 +133,7 @@ export class Context {
   /** A logger whose messages say of which attempt they speak. */
   readonly log: Logger;
   private readonly deadlineMs: number | undefined;
+  private readonly label: string;
 
   /** @internal */
   constructor(
@@ -150,7 +152,8 @@ export class Context {
     this.instanceId = assignment.instanceId;
     this.trigger = TRIGGERS.get(assignment.trigger) ?? 'other';
     this.payload = Buffer.from(assignment.payload);
-    this.log = prefixed(logger, labelOf(assignment));
+    this.label = labelOf(assignment);
+    this.log = prefixed(logger, this.label);
     if (assignment.timeout !== undefined) {
       const timeoutMs = wireToMs(assignment.timeout);
       this.deadlineMs = clock.nowMs() + timeoutMs;
@@ -224,6 +227,15 @@ export class Context {
       await this.pause(Math.min(leftMs, TIMER_MAX_MS));
     }
     this.check();
+  }
+
+  /**
+   * What loggers show of it: the token does not belong in logs.
+   *
+   * @internal
+   */
+  [inspect.custom](): string {
+    return `Context { ${this.label} }`;
   }
 
   /** Wait for so long, or until the cancellation. */

@@ -100,6 +100,8 @@ export class Runner {
     const startedAtMs = this.clock.nowMs();
     let outcome: Outcome;
     try {
+      // Others had their turns since it was to start: what was told to stop meanwhile never begins.
+      orders.check();
       // The value becomes text here, because that may run the handler's own code.
       outcome = outcomeOfResult(textOf(await handler(context)));
     } catch (error) {
@@ -157,12 +159,12 @@ function jsonOf(value: unknown): string {
 
 /** Never throws, whatever the error's own code does: the attempt would never end. */
 function outcomeOfError(error: unknown, orders: Orders): Outcome {
-  if (orders.reason !== undefined && isObedience(error, orders)) {
-    const value = create(StoppedSchema, { reason: orders.wireReason });
-    return create(OutcomeSchema, { result: { case: 'stopped', value } });
-  }
   let failure: Failure;
   try {
+    if (orders.reason !== undefined && isObedience(error, orders)) {
+      const value = create(StoppedSchema, { reason: orders.wireReason });
+      return create(OutcomeSchema, { result: { case: 'stopped', value } });
+    }
     failure = failureOf(error);
   } catch {
     failure = create(FailureSchema, { type: 'unknown', message: 'its error cannot be read' });

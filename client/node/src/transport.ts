@@ -92,7 +92,7 @@ export class Endpoint {
     this.tokenFile = tokenFile || process.env['ANARCHON_TOKEN_FILE'] || undefined;
     this.credentials = credentials;
     this.isLocal = isLocal(this.address);
-    if (!this.isLocal && credentials === undefined) {
+    if (!this.isLocal && credentials?._isSecure() !== true) {
       throw new ClientError(
         `address ${show(this.address)}: is not on this machine, so calls to it need TLS: give ` +
           'credentials: credentials.createSsl(...), or the address of a local sidecar',
@@ -184,7 +184,8 @@ export class Endpoint {
 /** The token in a file, as it goes with every call. */
 export class CallToken {
   private seen = '';
-  private header: string | undefined;
+  /** Private to JavaScript too, so that whoever logs a client does not log this. */
+  #header: string | undefined;
 
   /** Throws `ClientError` if the file cannot be read, or holds something else. */
   constructor(
@@ -193,7 +194,7 @@ export class CallToken {
   ) {
     if (file === undefined) return;
     this.seen = stampOf(file);
-    this.header = readToken(file);
+    this.#header = readToken(file);
   }
 
   /**
@@ -203,7 +204,7 @@ export class CallToken {
   metadata(options: grpc.MetadataOptions): grpc.Metadata {
     if (this.file !== undefined) this.lookAgain(this.file);
     const metadata = new grpc.Metadata(options);
-    if (this.header !== undefined) metadata.set('authorization', this.header);
+    if (this.#header !== undefined) metadata.set('authorization', this.#header);
     return metadata;
   }
 
@@ -211,7 +212,7 @@ export class CallToken {
     try {
       const stamp = stampOf(file);
       if (stamp === this.seen) return;
-      this.header = readToken(file);
+      this.#header = readToken(file);
       this.seen = stamp;
     } catch (error) {
       this.logger.warn(`the call token stays as it was: ${(error as ClientError).message}`);
@@ -436,7 +437,7 @@ function readToken(file: string): string {
 }
 
 function socketPath(address: string): string {
-  return address.replace(/^unix:(\/\/(?=\/))?/, '');
+  return address.replace(/^unix:(\/\/)?/, '');
 }
 
 /** Whether `address` is on this machine. Throws `ClientError` for what is no address. */

@@ -7,6 +7,7 @@ import {
   AnarchonClient,
   AnarchonError,
   ClientError,
+  credentials,
   every,
   JobError,
   NotConfirmedError,
@@ -208,6 +209,30 @@ test('an error that nobody waits for is logged, and ends nothing else', async ()
   assert.equal(stage.sidecar.closes.length, 0);
 });
 
+test('an error of our own leaves no question open, and is logged with what is behind it', async () => {
+  const stage = new Stage();
+  let answer: unknown;
+  const ended = new Promise<void>((resolve) => {
+    stage
+      .subscribed(
+        hourly(async (ctx) => {
+          stage.sidecar.keepAlive = () => {
+            throw new TypeError('a mistake');
+          };
+          await ctx.confirm().catch((error: unknown) => (answer = error));
+          resolve();
+        }),
+      )
+      .then(
+        () => stage.sidecar.assign('sync'),
+        () => undefined,
+      );
+  });
+  await ended;
+  assert.ok(answer instanceof NotConfirmedError);
+  assert.match(stage.logger.text, /error: the client stops: [^]*TypeError: a mistake/);
+});
+
 test('stopped before it was ready: ready says so', async () => {
   const stage = new Stage();
   stage.sidecar.goAway();
@@ -238,7 +263,12 @@ test('what is set up wrongly is said at once', () => {
     [{ onLeaseLost: 'ignore' as 'cancel' }, "onLeaseLost 'ignore': must be 'cancel' or 'exit'"],
     [{ address: 'nowhere' }, 'address \'nowhere\': must be "host:port"'],
     [{ address: '10.0.0.1:7420' }, 'is not on this machine, so calls to it need TLS'],
+    [
+      { address: '10.0.0.1:7420', credentials: credentials.createInsecure() },
+      'is not on this machine, so calls to it need TLS',
+    ],
     [{ address: 'unix:relative' }, 'must be unix:/absolute/path'],
+    [{ address: 'unix://host/path' }, 'must be unix:/absolute/path'],
     [{ address: `unix:/${'x'.repeat(107)}` }, "a socket's path has at most 107 bytes"],
     [{ address: 'localhost:0' }, 'must be "host:port"'],
     [{ address: '[::2]:7420' }, 'is not on this machine'],
@@ -252,7 +282,9 @@ test('what is set up wrongly is said at once', () => {
   }
   for (const address of ['127.8.8.8:1', '[::1]:7420', 'localhost:7420', 'unix:///a', 'unix:/a']) {
     assert.ok(new AnarchonClient({ address }));
+    assert.ok(new AnarchonClient({ address, credentials: credentials.createInsecure() }));
   }
+  assert.ok(new AnarchonClient({ address: '10.0.0.1:1', credentials: credentials.createSsl() }));
   assert.throws(() => new AnarchonClient().subscribe({}), JobError);
   const client = new AnarchonClient({ tokenFile: '/nowhere/token' });
   assert.throws(() => client.subscribe(hourly(() => 1)), /token file '\/nowhere\/token': ENOENT/);

@@ -2,6 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { inspect } from 'node:util';
 import type { Clock } from '../src/clock';
 import type { Context, Trust } from '../src/context';
 import {
@@ -234,6 +235,22 @@ test('after the client has left, handlers are told so and their results are lost
   assert.match(stage.logger.text, /ended after its client had stopped: its result is lost/);
 });
 
+test('what was told to stop before its turn came, or is no longer trusted, never begins', async () => {
+  let begun = 0;
+  const cancelled = new Stage(() => (begun += 1));
+  cancelled.cancel(CancelReason.SUPERSEDED);
+  const superseded = (await cancelled.ended).result;
+  assert.equal(superseded.case === 'stopped' && superseded.value.reason, CancelReason.SUPERSEDED);
+  const held = new Stage(() => (begun += 1));
+  held.trust.endMs = held.clock.ms; // another handler had the loop for as long as that
+  const lost = (await held.ended).result;
+  assert.equal(lost.case === 'stopped' && lost.value.reason, CancelReason.LEASE_LOST);
+  const abandoned = new Stage(() => (begun += 1));
+  abandoned.runner.abandon();
+  await abandoned.late;
+  assert.equal(begun, 0);
+});
+
 test('handlers of one batch leave the event loop a turn each', async () => {
   const order: string[] = [];
   const { clock, trust, logger } = new Stage(() => undefined);
@@ -298,6 +315,12 @@ test('a context is trusted until the test cancels it, and told again when it is 
   const fenced = makeContext();
   cancel(fenced, 'fenced');
   assert.throws(() => fenced.check(), FencedError);
+});
+
+test('a context that is logged does not show its token', () => {
+  const ctx = makeContext({ token: 'secret-7' });
+  assert.equal(inspect(ctx), 'Context { test 1791633610000 attempt 1 }');
+  assert.equal(inspect({ deep: [ctx] }).includes('secret-7'), false);
 });
 
 test('confirm() checks, asks, and checks again', async () => {

@@ -7,7 +7,8 @@ import { chmodSync, mkdtempSync, renameSync, rmSync, writeFileSync } from 'node:
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test, type TestContext } from 'node:test';
-import { AnarchonClient, every } from '../src/index';
+import { inspect } from 'node:util';
+import { AdminClient, AnarchonClient, every } from '../src/index';
 import {
   CredentialsError,
   errorFromStatus,
@@ -189,6 +190,16 @@ test('the call token goes with every call, and is read again when its file chang
     writeFileSync(tokenFile, bad);
     assert.throws(() => transportTo(t, { address: server.address, tokenFile }), /printable ASCII/);
   }
+});
+
+test('a client that is logged does not show its call token', async (t) => {
+  const tokenFile = join(folder(t), 'token');
+  writeFileSync(tokenFile, 'secret-7');
+  const { address } = await serving(t, PuppetServer.polite());
+  const admin = new AdminClient({ address, tokenFile });
+  t.after(() => admin.close());
+  await assert.rejects(admin.getJob('sync'), VersionError); // a puppet has no such calls
+  assert.equal(inspect(admin, { depth: Infinity, showHidden: true }).includes('secret-7'), false);
 });
 
 test('a Unix socket is called only where nobody else could have put it', async (t) => {
