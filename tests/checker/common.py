@@ -260,11 +260,7 @@ def results_without_receipt(history: History) -> Iterable[Violation]:
 
 
 def outlived_their_timeout(history: History) -> Iterable[Violation]:
-    """S21: whoever outlives the timeout is no success.
-
-    Where the sidecar that had the run is gone, its successor may get the result before the client has
-    said again what its jobs are.
-    """
+    """S21: whoever outlives the timeout is no success."""
     for token, handler in history.handlers.items():
         key = (handler.start.job, handler.start.slot)
         job = history.jobs[handler.start.job]

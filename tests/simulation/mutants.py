@@ -505,7 +505,7 @@ def late_claims_win() -> AbstractContextManager[object]:
 
 def fence_is_not_the_slots() -> AbstractContextManager[object]:
     """S17: the fence is the slot in milliseconds."""
-    return patch.object(claim_only, "fence_of", lambda slot: slot)
+    return patch.object(claim_only, "fence_of", lambda slot, attempt=1: slot)
 
 
 def released_runs_stay_open() -> AbstractContextManager[object]:
@@ -692,7 +692,7 @@ MUTANTS = (
                 ("kept_ms", None),
                 ("watchable", True),
             ),
-            spec=(("start_deadline_ms", 20_000),),
+            spec=(("start_deadline_ms", 20_000), ("retry", None)),
             work=(("duration_ms", (10, 100)),),
         ),
         first=80,

@@ -242,6 +242,15 @@ async def test_s23_a_retry_that_is_given_up_ends_the_run(cluster: Cluster, one: 
 
 
 @shared_history
+async def test_s22_what_was_pruned_meanwhile_is_not_retried(cluster: Cluster, one: Node) -> None:
+    seen = await failed(cluster, one)
+    cluster.advance(20 * DAY)
+    assert await one.prune() == 1
+    answer = await one.take_over(seen, retries=1)
+    assert answer.outcome in (ClaimOutcome.LATE, ClaimOutcome.LOST)
+
+
+@shared_history
 async def test_s22_another_process_does_not_give_it_up(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from anarchon_server.core import claim_only
 from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
-from anarchon_server.core.limits import DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
+from anarchon_server.core.limits import ATTEMPTS_SHOWN, DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
 from anarchon_server.core.messages import (
     Attached,
     CallStore,
@@ -19,6 +19,7 @@ from anarchon_server.core.messages import (
     Suspended,
 )
 from anarchon_server.core.model import (
+    Attempt,
     AttemptCause,
     CancelReason,
     CatchUpPolicy,
@@ -26,7 +27,9 @@ from anarchon_server.core.model import (
     OverlapPolicy,
     Reason,
     RetrySpec,
+    Run,
     RunState,
+    Trigger,
 )
 from anarchon_server.core.policy import resolve
 from anarchon_server.core.store import (
@@ -571,6 +574,17 @@ def test_s22_a_restarted_instance_that_claims_the_slot_of_what_it_adopted_retrie
         new.reply(claim, lost)
         world.run_for(3_000)
         assert [number for number, *_ in attempts(world)] == [1, 2]
+
+
+def test_s30_of_many_attempts_the_newest_are_shown() -> None:
+    assert claim_only.attempts_of(Run("sync", SLOT, Trigger.MANUAL, RunState.DUE)) == ()
+    attempts = [
+        Attempt(number, "t", number, "a", "a", AttemptCause.RETRY, RunState.FAILED, SLOT)
+        for number in range(1, ATTEMPTS_SHOWN + 3)
+    ]
+    earlier, present = tuple(attempts[:-1]), attempts[-1]
+    run = Run("sync", SLOT, Trigger.SCHEDULE, RunState.FAILED, current=present, earlier=earlier)
+    assert claim_only.attempts_of(run) == tuple(attempts[2:])
 
 
 def test_s22_what_was_pruned_meanwhile_is_not_retried() -> None:
