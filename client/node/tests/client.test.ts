@@ -186,6 +186,50 @@ test('s23 stop lets handlers finish for the grace, and a shorter one cancels the
   await assert.rejects(subscription.stop('1 hour'), ClientError);
 });
 
+test('a handler that goes on after the client has stopped is told that nobody renews', async () => {
+  const stage = new Stage();
+  let lost: AbortSignal | undefined;
+  const handler = (ctx: Context) => {
+    lost = ctx.lostSignal;
+    return new Promise(() => undefined);
+  };
+  const subscription = await stage.subscribed({
+    sync: every('1h', handler, { cancelGrace: '0s' }),
+  });
+  stage.sidecar.assign('sync');
+  await turn();
+  assert.equal(lost?.aborted, false);
+  await subscription.stop('0s');
+  assert.equal(lost.aborted, true);
+});
+
+test('a stream that is of no use any more is ended, and at the end the transport is let go', async () => {
+  const stage = new Stage();
+  const { sidecar } = stage;
+  const open = new Set<number>();
+  let closed = 0;
+  let streams = 0;
+  const subscribe = sidecar.subscribe.bind(sidecar);
+  sidecar.subscribe = (request, listener) => {
+    streams += 1;
+    const stream = streams;
+    const end = subscribe(request, listener);
+    open.add(stream);
+    return () => {
+      open.delete(stream);
+      end();
+    };
+  };
+  sidecar.close = () => (closed += 1);
+  sidecar.keepAliveInterval = '200ms';
+  const subscription = await stage.subscribed(hourly(() => 1));
+  sidecar.forgetSession();
+  await sidecar.waitFor(() => sidecar.subscribes.length === 2);
+  assert.deepEqual([...open], [2]);
+  await subscription.stop();
+  assert.deepEqual([[...open], closed], [[], 1]);
+});
+
 test('what the sidecar refuses is thrown by ready and closed, and not logged then', async () => {
   const stage = new Stage();
   const error = new RefusedError('job sync: no');
@@ -196,7 +240,10 @@ test('what the sidecar refuses is thrown by ready and closed, and not logged the
   await assert.rejects(subscription.stop(), error);
   await stage.client.stop();
   assert.equal(stage.logger.text, '');
+  const listening = () => [process.listenerCount('SIGINT'), process.listenerCount('SIGTERM')];
+  const before = listening();
   await assert.rejects(stage.client.run(hourly(() => 1)), error);
+  assert.deepEqual(listening(), before);
 });
 
 test('an error that nobody waits for is logged, and ends nothing else', async () => {

@@ -1,11 +1,12 @@
 /** The session in virtual time: each rule of client/README.md alone. */
 
-import { toBinary } from '@bufbuild/protobuf';
+import { create, toBinary } from '@bufbuild/protobuf';
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { toWire, wireToMs } from '../src/duration';
 import {
   CredentialsError,
+  FencedError,
   LeaseLostError,
   NotConfirmedError,
   RefusedError,
@@ -13,7 +14,11 @@ import {
   SessionReplacedError,
 } from '../src/errors';
 import { CancelReason } from '../src/generated/anarchon/v1/run_pb';
-import { CompleteRequestSchema, ReceiptStatus } from '../src/generated/anarchon/v1/session_pb';
+import {
+  CompleteRequestSchema,
+  CompleteResponseSchema,
+  ReceiptStatus,
+} from '../src/generated/anarchon/v1/session_pb';
 import { AWAY, Harness, INTERVAL_MS, stopped, success, TTL_MS, type Of } from './harness';
 
 const { LEASE_LOST, FENCED, REQUESTED, SHUTDOWN, TIMEOUT } = CancelReason;
@@ -99,6 +104,16 @@ test('an answer can shorten the interval, to no less than 200 ms', () => {
   harness.wait(199);
   harness.none('sendKeepAlive');
   harness.wait(1);
+  harness.one('sendKeepAlive');
+});
+
+test('an answer with a longer interval postpones nothing; a new one counts from the sending', () => {
+  const harness = Harness.attached();
+  harness.answer(harness.nextKeepAlive(), { intervalMs: 60_000 });
+  const sent = harness.nextKeepAlive();
+  harness.wait(300);
+  harness.answer(sent, { intervalMs: 1_000 });
+  harness.wait(700);
   harness.one('sendKeepAlive');
 });
 
@@ -235,6 +250,28 @@ test('an assignment that waits is dropped where a keep-alive fails, and may come
   harness.none('startHandler');
   harness.assign(['a']);
   assert.deepEqual(started(harness), ['a']);
+});
+
+test('runs that come before attached are not heard, and nothing starts at the very end of trust', () => {
+  const harness = new Harness();
+  harness.assign(['a']);
+  harness.attachAndTrust();
+  harness.none('startHandler');
+  harness.nowMs = harness.session.trustEndMs;
+  harness.assign(['b']);
+  harness.none('startHandler');
+});
+
+test('what was cancelled before it started does not start when it comes again', () => {
+  const harness = new Harness();
+  harness.attach();
+  const sent = harness.one('sendKeepAlive');
+  harness.assign(['a']);
+  harness.cancel('a', REQUESTED);
+  harness.receive(harness.one('sendResults'));
+  harness.answer(sent);
+  harness.assign(['a']);
+  harness.none('startHandler');
 });
 
 test('a duplicate is started once, also when its result has a receipt', () => {
@@ -480,6 +517,37 @@ test('a result that is refused spoils no other', () => {
   assert.deepEqual(harness.one('sendResults').tokens, ['c']);
 });
 
+test('what was refused with others joins none, and none joins it', () => {
+  const harness = Harness.attached();
+  harness.assign(['a', 'b', 'c', 'd']);
+  harness.end('c');
+  const first = harness.one('sendResults');
+  harness.end('a');
+  harness.end('b');
+  harness.failResults(first);
+  const both = harness.one('sendResults');
+  assert.deepEqual(both.tokens, ['a', 'b']);
+  harness.wait(50); // c is due again
+  harness.failResults(both, new RefusedError('b is bad'));
+  const other = harness.one('sendResults');
+  assert.deepEqual(other.tokens, ['c']);
+  harness.receive(other);
+  const alone = harness.one('sendResults');
+  assert.deepEqual(alone.tokens, ['a']);
+  harness.end('d');
+  harness.failResults(alone);
+  assert.deepEqual(harness.one('sendResults').tokens, ['b']);
+});
+
+test('a result without a receipt of its own has none', () => {
+  const harness = Harness.attached();
+  harness.assign(['a']);
+  harness.end('a');
+  const { tokens } = harness.one('sendResults');
+  harness.feed({ kind: 'resultsAnswered', tokens, response: create(CompleteResponseSchema) });
+  assert.deepEqual(harness.session.inFlight, ['a']);
+});
+
 test('a batch of results ends at 1,000 and at 2 MiB', () => {
   const harness = Harness.attached({ maxConcurrency: 3_000 });
   const tokens = Array.from({ length: 2_000 }, (_, n) => `t${n}`);
@@ -661,6 +729,21 @@ test('an answer about an older stream opens no other', () => {
   harness.none('openStream');
 });
 
+test('an unknown session of an older stream is no news, but what its answer names as lost is', () => {
+  const harness = Harness.attached();
+  harness.assign(['a']);
+  const older = harness.nextKeepAlive();
+  const late = harness.nextKeepAlive();
+  harness.loseStream();
+  harness.wait(50);
+  harness.attachAndTrust();
+  harness.fail(older, NOT_FOUND);
+  harness.none('endStream');
+  assert.equal(harness.session.state, 'attached');
+  harness.answer(late, { lost: [{ token: 'a', reason: FENCED }] });
+  assert.deepEqual(cancels(harness), [['a', FENCED, false]]);
+});
+
 test('events of an older stream are not heard', () => {
   const harness = Harness.attached();
   const old = harness.stream;
@@ -726,8 +809,11 @@ test('a refused keep-alive stops handlers, reports and closes', () => {
   const harness = Harness.attached();
   const error = new RefusedError('too far apart', 'VERSION');
   harness.assign(['a']);
-  harness.fail(harness.nextKeepAlive(), error);
+  const sent = [harness.nextKeepAlive(), harness.nextKeepAlive()] as const;
+  harness.fail(sent[0], error);
   assert.deepEqual(cancels(harness), [['a', SHUTDOWN, true]]);
+  harness.none('sendKeepAlive');
+  harness.fail(sent[1], new RefusedError('the first one stays'));
   harness.loseStream();
   harness.wait(100);
   harness.none('openStream');
@@ -784,7 +870,7 @@ test('what is lost is cancelled, and not confirmed', () => {
   harness.feed({ kind: 'confirmAsked', token: 'a', ticket: 7 });
   const lost = [{ token: 'a', reason: FENCED }];
   harness.answer(harness.one('sendKeepAlive'), { lost, confirmed: ['a'] });
-  assert.ok(harness.one('answerConfirm').error instanceof LeaseLostError);
+  assert.ok(harness.one('answerConfirm').error instanceof FencedError);
   assert.deepEqual(cancels(harness), [['a', FENCED, false]]);
 });
 
@@ -795,6 +881,7 @@ test('questions asked while one is under way go together after it', () => {
   const first = harness.one('sendKeepAlive');
   harness.feed({ kind: 'confirmAsked', token: 'a', ticket: 2 });
   harness.feed({ kind: 'confirmAsked', token: 'b', ticket: 3 });
+  harness.feed({ kind: 'confirmAsked', token: 'a', ticket: 4 });
   harness.none('sendKeepAlive');
   harness.answer(first, { confirmed: ['a'] });
   const second = harness.one('sendKeepAlive');
@@ -802,7 +889,7 @@ test('questions asked while one is under way go together after it', () => {
   harness.answer(second, { confirmed: ['a', 'b'] });
   assert.deepEqual(
     harness.all('answerConfirm').map(({ ticket }) => ticket),
-    [2, 3],
+    [2, 3, 4],
   );
 });
 
@@ -872,6 +959,30 @@ test('s23 a second request skips the grace, and none lengthens it', () => {
   harness.none('cancelHandler');
   harness.feed({ kind: 'stopAsked', graceMs: 0 });
   assert.deepEqual(cancels(harness), [['a', SHUTDOWN, true]]);
+  const patient = Harness.attached();
+  patient.assign(['a']);
+  patient.feed({ kind: 'stopAsked', graceMs: 4_000 });
+  patient.feed({ kind: 'stopAsked', graceMs: 60_000 });
+  patient.wait(4_000);
+  assert.deepEqual(cancels(patient), [['a', SHUTDOWN, true]]);
+});
+
+test('what was told to stop keeps its lease for the longest grace of the jobs that run', () => {
+  const jobs = [
+    { name: 'sync', cancelGrace: toWire(1_000) },
+    { name: 'slow', cancelGrace: toWire(9_000) },
+  ];
+  const harness = Harness.attached({ jobs });
+  harness.assign(['a']);
+  harness.assign(['b'], { job: 'slow' });
+  harness.feed({ kind: 'stopAsked', graceMs: 0 });
+  harness.answer(harness.one('sendKeepAlive'));
+  harness.wait(5_000);
+  harness.answer(harness.one('sendKeepAlive'));
+  harness.wait(3_999);
+  harness.none('sendClose');
+  harness.wait(1);
+  harness.one('sendClose');
 });
 
 test('a job may have a shorter grace of its own, and no longer one', () => {

@@ -22,6 +22,7 @@ import {
   type SidecarError,
 } from '../src/errors';
 import {
+  CompleteRequestSchema,
   KeepAliveRequestSchema,
   SessionService,
   SubscribeRequestSchema,
@@ -127,10 +128,12 @@ test('an absent sidecar is said with what to do, and once in the log; it may com
     );
     return true;
   });
+  const reported = transport.complete(create(CompleteRequestSchema), 60_000); // waits for it
   let attached = (): void => undefined;
   const isAttached = new Promise<void>((resolve) => (attached = resolve));
   await serving(t, PuppetServer.polite({ subscribe: () => attached() }), address);
   await isAttached;
+  await reported;
   assert.equal(
     quiet.text,
     `warn: no sidecar answers at ${address}; start one with \`anarchon serve\`; trying again until one answers`,

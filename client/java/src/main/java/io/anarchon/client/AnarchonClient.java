@@ -256,7 +256,16 @@ public final class AnarchonClient implements AutoCloseable {
     return info.build();
   }
 
+  /** The system's own word for it, where it says one: Java's may wait for a name server. */
   private static String hostName() {
+    try {
+      return Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
+    } catch (IOException elsewhere) {
+      return hostNameByJava();
+    }
+  }
+
+  private static String hostNameByJava() {
     try {
       return InetAddress.getLocalHost().getHostName();
     } catch (UnknownHostException error) {

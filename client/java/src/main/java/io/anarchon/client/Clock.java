@@ -1,8 +1,8 @@
 package io.anarchon.client;
 
 import java.io.IOException;
+import java.io.RandomAccessFile;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 
 /**
@@ -12,19 +12,46 @@ import java.nio.file.Path;
 interface Clock {
   long now();
 
-  /** Returns the system's own. */
+  /** Returns the system's own, one for all. */
   static Clock system() {
-    return Files.isReadable(UpTime.FILE) ? new UpTime() : new NeverSlower();
+    return OfTheSystem.CLOCK;
   }
 
-  /** Linux's time since its start, which counts sleep; Java's own clock does not. */
+  /** Holds it, once somebody asks. */
+  final class OfTheSystem {
+    private static final Clock CLOCK = choose();
+
+    private OfTheSystem() {}
+
+    private static Clock choose() {
+      try {
+        return new UpTime(Path.of("/proc/uptime"));
+      } catch (IOException none) {
+        return new NeverSlower();
+      }
+    }
+  }
+
+  /**
+   * Linux's time since its start, which counts sleep; Java's own clock does not.
+   *
+   * <p>The file stays open, so that a process that has no file descriptor left goes on knowing the
+   * time. It is no channel: those are closed where an interrupted thread reads them.
+   */
   final class UpTime implements Clock {
-    static final Path FILE = Path.of("/proc/uptime");
+    private final RandomAccessFile file;
+    private final byte[] buffer = new byte[64];
+
+    UpTime(Path path) throws IOException {
+      file = new RandomAccessFile(path.toFile(), "r");
+    }
 
     @Override
-    public long now() {
+    public synchronized long now() {
       try {
-        String text = Files.readString(FILE, StandardCharsets.US_ASCII);
+        file.seek(0);
+        int length = Math.max(0, file.read(buffer));
+        String text = new String(buffer, 0, length, StandardCharsets.US_ASCII);
         int point = text.indexOf('.');
         long seconds = Long.parseLong(text.substring(0, point));
         return seconds * 1_000 + Long.parseLong(text.substring(point + 1, point + 3)) * 10;

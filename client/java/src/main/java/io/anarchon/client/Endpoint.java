@@ -1,11 +1,11 @@
 package io.anarchon.client;
 
+import io.grpc.CallCredentials;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ChannelCredentials;
 import io.grpc.ClientCall;
 import io.grpc.ClientInterceptor;
-import io.grpc.ForwardingClientCall;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
@@ -27,6 +27,7 @@ import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermission;
 import java.nio.file.attribute.PosixFilePermissions;
 import java.util.Set;
+import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -57,7 +58,8 @@ final class Endpoint {
   Endpoint(String address, ChannelCredentials credentials, String tokenFile) {
     this.address = firstOf(address, System.getenv("ANARCHON_ADDRESS"), DEFAULT_ADDRESS);
     this.credentials = credentials;
-    if (!isLocal(this.address) && credentials == null) {
+    boolean isSecure = credentials != null && !(credentials instanceof InsecureChannelCredentials);
+    if (!isLocal(this.address) && !isSecure) {
       throw new AnarchonException.WrongSetup(
           "address \""
               + this.address
@@ -229,6 +231,9 @@ final class Endpoint {
   /** Returns what a failed call means. */
   AnarchonException.Sidecar error(Throwable thrown) {
     Status status = Status.fromThrowable(thrown);
+    if (status.getCause() instanceof AnarchonException.Unavailable ours) {
+      return ours;
+    }
     Metadata trailers = Status.trailersFromThrowable(thrown);
     String reason = trailers == null ? null : trailers.get(REASON);
     String message = status.getDescription() == null ? "" : status.getDescription();
@@ -259,21 +264,30 @@ final class Endpoint {
     return credentials == null ? absence() : absence() + ": " + cause.getMessage();
   }
 
-  /** What goes with every call: the call token, if what listens may be told it. */
-  private final class Calls implements ClientInterceptor {
+  /**
+   * What goes with every call: the call token, if what listens may be told it. It is asked for when
+   * there is a connection, which may be long after the call was made.
+   */
+  private final class Calls extends CallCredentials implements ClientInterceptor {
     @Override
     public <A, B> ClientCall<A, B> interceptCall(
         MethodDescriptor<A, B> method, CallOptions options, Channel next) {
-      return new ForwardingClientCall.SimpleForwardingClientCall<>(next.newCall(method, options)) {
-        @Override
-        public void start(Listener<B> listener, Metadata headers) {
-          String text = token.current();
-          if (!text.isEmpty()) {
-            headers.put(AUTHORIZATION, "Bearer " + text);
-          }
-          super.start(listener, headers);
-        }
-      };
+      return next.newCall(method, options.withCallCredentials(this));
+    }
+
+    @Override
+    public void applyRequestMetadata(RequestInfo call, Executor executor, MetadataApplier applier) {
+      AnarchonException.Unavailable strange = strangeSocket();
+      if (strange != null) {
+        applier.fail(Status.UNAVAILABLE.withCause(strange));
+        return;
+      }
+      Metadata headers = new Metadata();
+      String text = token.current();
+      if (!text.isEmpty()) {
+        headers.put(AUTHORIZATION, "Bearer " + text);
+      }
+      applier.apply(headers);
     }
   }
 }

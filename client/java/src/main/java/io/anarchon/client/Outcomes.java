@@ -9,6 +9,7 @@ import java.lang.reflect.Array;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.Iterator;
 import java.util.Map;
 
@@ -114,7 +115,7 @@ final class Outcomes {
         json.append(entries.hasNext() ? ", " : "");
       }
       json.append('}');
-    } else if (value instanceof Iterable<?> items) {
+    } else if (value instanceof Collection<?> items) {
       json.append('[');
       Iterator<?> each = items.iterator();
       while (each.hasNext()) {

@@ -73,6 +73,7 @@ final class Runner {
       Outcome.Builder outcome;
       attempt.orders.begin();
       try {
+        attempt.orders.check(); // what was told to stop before it had a thread never begins
         // The value becomes text here, because that runs the handler's own code: where it throws,
         // the handler has failed.
         outcome = Outcomes.of(handler.run(attempt.context));

@@ -26,6 +26,7 @@ import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
@@ -778,6 +779,7 @@ final class Session {
       say(
           Level.WARNING,
           String.format(
+              Locale.ROOT,
               "no keep-alive was sent for at least %.1f s: the process stood still, or had no "
                   + "processor to run on",
               (now - keepAliveAt) / 1_000.0));

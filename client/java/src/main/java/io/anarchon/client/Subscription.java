@@ -250,18 +250,22 @@ public final class Subscription implements AutoCloseable {
             each ->
                 each.completeExceptionally(
                     new AnarchonException.NotConfirmed("the client has stopped")));
-    threads.shutdown();
     Throwable why = failed != null ? failed : error;
-    if (why == null) {
-      ready.completeExceptionally(new AnarchonException("stopped before it was ready"));
-      closed.complete(null);
-    } else {
-      boolean isTold = isAskedFor || (isReadyAskedFor && !wasReady);
-      if (error != null && !isTold) {
-        LOG.error("the client stops: {}", error.getMessage());
+    boolean isTold = isAskedFor || (isReadyAskedFor && !wasReady);
+    if (error != null && !isTold) {
+      LOG.error("the client stops: {}", error.getMessage());
+    }
+    Throwable neverReady = why != null ? why : new AnarchonException("stopped before it was ready");
+    try {
+      // Elsewhere, because what the application does then may wait for the end.
+      threads.execute(() -> ready.completeExceptionally(neverReady));
+    } finally {
+      threads.shutdown();
+      if (why == null) {
+        closed.complete(null);
+      } else {
+        closed.completeExceptionally(why);
       }
-      ready.completeExceptionally(why);
-      closed.completeExceptionally(why);
     }
   }
 

@@ -21,6 +21,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -91,6 +92,11 @@ class AnarchonClientTest {
         "{\"rows\": 3, \"name\": \"Ω \\\"m\\\"\\u000a\", \"list\": [1.5, true, null, \"NaN\", []], "
             + "\"array\": [1, 2], \"nulls\": [null], \"other\": \"PT1S\"}",
         outcomeOf(run -> value).getSuccess().getResult());
+  }
+
+  @Test
+  void aPathIsAText() throws Exception {
+    assertEquals("\"a/b\"", outcomeOf(run -> Path.of("a", "b")).getSuccess().getResult());
   }
 
   @Test
@@ -246,6 +252,39 @@ class AnarchonClientTest {
   }
 
   @Test
+  void whoIsToldToStopAndThrowsSomethingElseHasFailed() throws Exception {
+    CountDownLatch started = new CountDownLatch(1);
+    subscribe(
+        run -> {
+          started.countDown();
+          assertThrows(CancelledException.class, () -> run.sleep("1h"));
+          throw new IOException("mine");
+        });
+    String token = fake.assign("job", "");
+    started.await();
+    fake.cancel(token, CancelReason.REQUESTED);
+    assertEquals("mine", fake.outcome(token).getFailure().getMessage());
+  }
+
+  @Test
+  void confirmChecksAsksAndChecksAgain() throws Exception {
+    List<TestRun> runs = new ArrayList<>();
+    List<String> asked = new ArrayList<>();
+    TestRun run =
+        TestRun.builder()
+            .confirmation(
+                () -> {
+                  asked.add("asked");
+                  runs.get(0).cancel(CancelReason.REQUESTED);
+                })
+            .build();
+    runs.add(run);
+    assertThrows(CancelledException.class, () -> run.context().confirm());
+    assertThrows(CancelledException.class, () -> run.context().confirm());
+    assertEquals(List.of("asked"), asked);
+  }
+
+  @Test
   void confirmAsksTheSidecar() throws Exception {
     CountDownLatch lost = new CountDownLatch(1);
     subscribe(
@@ -347,6 +386,44 @@ class AnarchonClientTest {
     assertEquals("ran", fake.outcome(fake.assign("job", "")).getSuccess().getResult());
     release.countDown();
     used.get();
+  }
+
+  @Test
+  void whatTheApplicationDoesWhenItIsNeverReadyMayWaitForTheEnd() throws Exception {
+    fake.goAway();
+    subscription = client.subscribe(Job.every("job", "1h").run(run -> null));
+    CompletableFuture<Void> closed =
+        subscription
+            .ready()
+            .handle((instance, error) -> error)
+            .thenAccept(error -> subscription.close());
+    subscription.stop().get();
+    closed.get();
+  }
+
+  @Test
+  void aHandlerThatGoesOnAfterTheClientHasStoppedIsToldThatNobodyRenews() throws Exception {
+    CountDownLatch started = new CountDownLatch(1);
+    CountDownLatch over = new CountDownLatch(1);
+    CompletableFuture<CancelledException> seen = new CompletableFuture<>();
+    subscription =
+        client.subscribe(
+            Job.every("job", "1h")
+                .cancelGrace("0s")
+                .runs(
+                    run -> {
+                      started.countDown();
+                      while (over.getCount() > 0) {
+                        Thread.interrupted();
+                        Thread.onSpinWait();
+                      }
+                      seen.complete(assertThrows(CancelledException.class, run::check));
+                    }));
+    fake.assign("job", "");
+    started.await();
+    subscription.stop(Duration.ZERO).get();
+    over.countDown();
+    assertInstanceOf(CancelledException.LeaseLost.class, seen.get());
   }
 
   @Test

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.grpc.InsecureChannelCredentials;
 import io.grpc.Status;
 import io.grpc.TlsChannelCredentials;
 import java.io.IOException;
@@ -65,6 +66,15 @@ class EndpointTest {
         .address("anarchon.example:7420")
         .credentials(assertDoesNotThrow(TlsChannelCredentials::create))
         .build();
+  }
+
+  @Test
+  void credentialsThatAreNotSecureAreNoTls() {
+    AnarchonClient.Builder builder =
+        AnarchonClient.builder().credentials(InsecureChannelCredentials.create());
+    builder.address("localhost:7420").build();
+    builder.address("anarchon.example:7420");
+    assertThrows(AnarchonException.WrongSetup.class, builder::build);
   }
 
   @Test

@@ -67,7 +67,7 @@ class SessionTest {
         all.addAll(take(new Session.Tick()).out);
       }
       now = end;
-      all.addAll(take(new Session.Tick()).out);
+      assertEquals(List.of(), take(new Session.Tick()).out, "it did not ask to be woken");
       out = all;
       return this;
     }
@@ -404,6 +404,51 @@ class SessionTest {
     assertTrue(told.stream().noneMatch(Session.CancelHandler::trusted));
   }
 
+  @Test
+  void whatWaitsIsDroppedWithItsStreamAndWhereAKeepAliveFailsAndMayComeAgain() {
+    Play play = new Play().take(new Session.Start()).attach().assign("a");
+    play.take(new Session.KeepAliveFailed(play.session.keepAlives(), unavailable()));
+    play.after(5_000).answer().none(Session.StartHandler.class);
+    play.assign("a").one(Session.StartHandler.class);
+    play = new Play().take(new Session.Start()).attach().assign("a").endStream();
+    play.after(75).attach().answer().none(Session.StartHandler.class);
+  }
+
+  @Test
+  void tokensAreRememberedForMaxConcurrencyAnd1024More() {
+    Play play = new Play().begin();
+    for (int i = 0; i < 2 + 1_024; i++) {
+      play.assign("t" + i).one(Session.StartHandler.class);
+      play.end("t" + i).receipts(RECORDED);
+    }
+    play.assign("t0").none(Session.StartHandler.class);
+    play.assign("one more").assign("t0").one(Session.StartHandler.class);
+  }
+
+  @Test
+  void whatWasCancelledBeforeItStartedDoesNotStartWhenItComesAgain() {
+    Play play = new Play().take(new Session.Start()).attach().assign("a");
+    play.cancel("a", REQUESTED).receipts(RECORDED);
+    play.answer().assign("a").none(Session.StartHandler.class);
+  }
+
+  @Test
+  void runsThatComeBeforeAttachedAreNotHeard() {
+    Play play = new Play().take(new Session.Start()).assign("a");
+    play.attach().answer().none(Session.StartHandler.class);
+  }
+
+  @Test
+  void whatAnOlderAnswerNamesAsLostCountsToo() {
+    Play play = new Play().begin().assign("a").after(5_000);
+    int older = play.session.keepAlives();
+    play.after(5_000).answer();
+    KeepAliveResponse response =
+        KeepAliveResponse.newBuilder().addLost(cancellation("a", FENCED)).build();
+    play.take(new Session.KeepAliveAnswered(older, response));
+    assertEquals(FENCED.getNumber(), play.one(Session.CancelHandler.class).reason());
+  }
+
   // ── Results ───────────────────────────────────────────────────────────────────────────────────
 
   @Test
@@ -471,6 +516,53 @@ class SessionTest {
         });
   }
 
+  @Test
+  void aResultIsRepeatedAfterPausesThatDouble() {
+    Play play = new Play().begin().assign("a").end("a");
+    for (long pause : new long[] {75, 150, 300, 600, 1_200, 2_400, 3_750, 3_750}) {
+      play.take(new Session.ResultsFailed(List.of("a"), unavailable()));
+      play.after(pause - 1).none(Session.SendResults.class);
+      play.after(1).one(Session.SendResults.class);
+    }
+  }
+
+  @Test
+  void aBatchEndsAt1000ResultsAndAt2MiB() {
+    Play play = new Play().take(new Session.Start()).attach();
+    for (int i = 0; i < 1_002; i++) {
+      play.assign("t" + i);
+    }
+    for (int i = 0; i < 1_002; i++) {
+      play.cancel("t" + i, REQUESTED); // the first goes at once, alone
+    }
+    CompleteResponse recorded =
+        CompleteResponse.newBuilder().addReceipts(Receipt.newBuilder().setStatus(RECORDED)).build();
+    play.take(new Session.ResultsAnswered(List.of("t0"), recorded));
+    assertEquals(1_000, play.one(Session.SendResults.class).tokens().size());
+
+    play = new Play().begin().assign("a").assign("b").end("a");
+    String half = "x".repeat(Session.RESULTS_MAX_BYTES / 2);
+    Outcome large = Outcome.newBuilder().setSuccess(Success.newBuilder().setResult(half)).build();
+    play.take(new Session.HandlerEnded("b", large)).assign("c");
+    play.take(new Session.HandlerEnded("c", large));
+    play.take(new Session.ResultsAnswered(List.of("a"), recorded));
+    assertEquals(List.of("b"), play.one(Session.SendResults.class).tokens());
+  }
+
+  @Test
+  void whatWasRefusedWithOthersJoinsNoneAndNoneJoinsIt() {
+    final AnarchonException.Sidecar refused = error(Status.Code.INVALID_ARGUMENT, "");
+    Play play = new Play().begin().assign("c").end("c").assign("a").assign("b");
+    play.end("a").end("b").take(new Session.ResultsFailed(List.of("c"), unavailable()));
+    assertEquals(List.of("a", "b"), play.one(Session.SendResults.class).tokens());
+    play.after(75).take(new Session.ResultsFailed(List.of("a", "b"), refused));
+    assertEquals(List.of("c"), play.one(Session.SendResults.class).tokens());
+    play.receipts(RECORDED);
+    assertEquals(List.of("a"), play.one(Session.SendResults.class).tokens());
+    play.assign("d").end("d").take(new Session.ResultsFailed(List.of("a"), unavailable()));
+    assertEquals(List.of("b"), play.one(Session.SendResults.class).tokens());
+  }
+
   // ── Leaving ───────────────────────────────────────────────────────────────────────────────────
 
   @Test
@@ -508,6 +600,56 @@ class SessionTest {
     play.after(4_999).none(Session.SendClose.class);
     play.after(1).said("handlers that did not stop are left to their leases: job 5 attempt 1");
     assertEquals(0, play.one(Session.SendClose.class).request().getStoppedCount());
+  }
+
+  @Test
+  void aJobHasACancelGraceOfItsOwnAndNoLongerStopGraceThanTheClients() {
+    Play play = new Play(Job.every("job", "1s").cancelGrace("9s").stopGrace("1m").runs(run -> {}));
+    play.begin().assign("a").take(new Session.StopAsked(10_000, ""));
+    for (int seconds = 0; seconds < 10; seconds += 5) {
+      play.answer().none(Session.CancelHandler.class);
+      play.after(5_000);
+    }
+    play.one(Session.CancelHandler.class);
+    play.answer().after(5_000).answer().after(3_999).none(Session.SendClose.class);
+    play.after(1).one(Session.SendClose.class);
+  }
+
+  @Test
+  void whatSurelyStoppedWithoutAReceiptIsNamedOnClosing() {
+    Play play = new Play().begin().assign("a").assign("b").take(new Session.StopAsked(0, ""));
+    play.take(new Session.HandlerEnded("a", Session.stopped(SHUTDOWN.getNumber()))).end("b");
+    play.answer().after(5_000).said("the result of job 5 attempt 1 could not be reported");
+    assertEquals(List.of("a"), play.one(Session.SendClose.class).request().getStoppedList());
+  }
+
+  @Test
+  void theFirstErrorStaysAndNothingIsOpenedOrRenewedAfterIt() {
+    Play play = new Play().begin().assign("a").after(5_000);
+    play.take(
+        new Session.KeepAliveFailed(
+            play.session.keepAlives(), error(Status.Code.INVALID_ARGUMENT, "")));
+    play.none(Session.SendKeepAlive.class);
+    play.take(new Session.StreamEnded(1, unavailable()));
+    play.after(4_000).none(Session.OpenStream.class);
+    play.take(
+        new Session.StreamEnded(
+            play.session.stream(), error(Status.Code.FAILED_PRECONDITION, "UNSUPPORTED")));
+    play.end("a").receipts(RECORDED).one(Session.SendClose.class);
+    AnarchonException told = play.take(new Session.CloseEnded()).one(Session.Closed.class).error();
+    assertEquals(AnarchonException.Refused.class, told.getClass());
+  }
+
+  @Test
+  void aRequestThatNoSidecarWouldTakeIsNotSent() {
+    SubscribeRequest large =
+        SubscribeRequest.newBuilder().setSessionId("x".repeat(Session.MESSAGE_MAX_BYTES)).build();
+    List<Session.Command> done = new Session(large, () -> 0.5).handle(0, new Session.Start());
+    Session.Closed closed = (Session.Closed) done.get(done.size() - 1);
+    AnarchonException.Refused told =
+        assertInstanceOf(AnarchonException.Refused.class, closed.error());
+    assertEquals("LIMIT_EXCEEDED", told.reason());
+    assertTrue(done.stream().noneMatch(Session.OpenStream.class::isInstance));
   }
 
   @Test
@@ -549,6 +691,75 @@ class SessionTest {
         AnarchonException.SessionReplaced.class, play.one(Session.Closed.class).error());
   }
 
+  // ── Streams and answers that cross each other ─────────────────────────────────────────────────
+
+  @Test
+  void anAnswerToAKeepAliveFromBeforeAttachedExtendsNoTrust() {
+    Play play = new Play().begin().endStream().after(75);
+    final long promised = play.session.trustEnd();
+    play.after(5_000 - 75).one(Session.SendKeepAlive.class);
+    final int before = play.session.keepAlives();
+    KeepAliveResponse response =
+        KeepAliveResponse.newBuilder()
+            .setSessionTtl(Durations.toWire(Duration.ofSeconds(15)))
+            .setStreamOpen(true)
+            .build();
+    play.event(attached(Duration.ofSeconds(60)));
+    play.take(new Session.KeepAliveAnswered(before, response));
+    assertEquals(promised, play.session.trustEnd());
+    play.after(1_000).answer();
+    assertTrue(play.session.trustEnd() > promised);
+  }
+
+  @Test
+  void anUnknownSessionOfAnOlderStreamIsNoNews() {
+    Play play = new Play().begin().after(5_000);
+    final int older = play.session.keepAlives();
+    play.endStream().after(75).attach();
+    play.take(new Session.KeepAliveFailed(older, sessionNotFound()));
+    play.none(Session.EndStream.class);
+    assertEquals(Session.State.ATTACHED, play.session.state());
+  }
+
+  @Test
+  void anAnswerAfterTheStreamWasLostMakesNothingReady() {
+    Play play = new Play().take(new Session.Start()).attach().endStream();
+    play.answer().none(Session.Ready.class);
+  }
+
+  @Test
+  void attachingAloneDoesNotEndTheBackOffAndAMissingSidecarIsToldOnce() {
+    Play play = new Play().take(new Session.Start()).endStream();
+    play.said("subscribing again until that succeeds");
+    assertEquals(75, play.session.openAt() - play.now);
+    play.after(75).endStream().none(Session.Say.class);
+    play.after(150).attach().endStream();
+    assertEquals(300, play.session.openAt() - play.now);
+  }
+
+  @Test
+  void aLongerIntervalPostponesNothingAndAShorterOneIsTheDeadline() {
+    Play play = new Play().begin().after(5_000).answer(interval(60_000));
+    play.after(5_000).one(Session.SendKeepAlive.class);
+    play.answer(interval(300));
+    assertEquals(300, play.after(300).one(Session.SendKeepAlive.class).timeout());
+  }
+
+  @Test
+  void aKeepAliveThatIsLessThanAnIntervalLateIsNotTold() {
+    Play play = new Play().begin();
+    play.now += 9_999;
+    play.take(new Session.Tick()).none(Session.Say.class);
+    play.one(Session.SendKeepAlive.class);
+  }
+
+  @Test
+  void nothingStartsAtTheVeryEndOfTrust() {
+    Play play = new Play().begin();
+    play.now = play.session.trustEnd();
+    play.assign("a").none(Session.StartHandler.class);
+  }
+
   // ── Confirming ────────────────────────────────────────────────────────────────────────────────
 
   @Test
@@ -576,6 +787,18 @@ class SessionTest {
     assertInstanceOf(AnarchonException.NotConfirmed.class, answerOf(play, 1));
   }
 
+  @Test
+  void aTokenIsAskedForOnceAndNoQuestionIsLeftOpen() {
+    Play play = new Play().begin().assign("a").take(new Session.ConfirmAsked("a", 1));
+    play.take(new Session.ConfirmAsked("a", 2)).take(new Session.ConfirmAsked("a", 3)).answer();
+    assertEquals(List.of("a"), play.one(Session.SendKeepAlive.class).request().getConfirmList());
+    play.take(new Session.StopAsked(0, "")).after(5_000).one(Session.SendClose.class);
+    play.take(new Session.CloseEnded());
+    assertEquals(
+        List.of(2L, 3L),
+        play.all(Session.AnswerConfirm.class).stream().map(Session.AnswerConfirm::ticket).toList());
+  }
+
   private static AnarchonException answerOf(Play play, long ticket) {
     Session.AnswerConfirm answer = play.one(Session.AnswerConfirm.class);
     assertEquals(ticket, answer.ticket());
@@ -595,6 +818,8 @@ class SessionTest {
     long lostAt = play.now;
     play.after(5_000).answer();
     assertEquals(lostAt + 5_000, play.session.exitAt(), "regained trust is not for it");
+    play.cancel("a", LEASE_LOST);
+    assertEquals(lostAt + 5_000, play.session.exitAt(), "lost is lost");
     play.end("a");
     assertEquals(Session.NEVER, play.session.exitAt());
   }
