@@ -29,6 +29,7 @@ from anarchon_server.core.model import (
     RunState,
 )
 from anarchon_server.core.store import (
+    CancelRun,
     Completion,
     Renewal,
     TokenAnswer,
@@ -666,6 +667,21 @@ def test_s21a_a_second_cancel_does_not_begin_the_grace_again() -> None:
     assert not sidecar.logged("cancel_ignored")
     world.run_until(72_000)
     assert sidecar.logged("cancel_ignored")
+
+
+def test_s21a_a_cancel_that_is_heard_of_after_its_grace_reaches_the_handler_all_the_same() -> None:
+    """The token is renewed no more; what the handler reports still ends the run."""
+    world, sidecar, client = running(every(60_000, cancel_grace_ms=500))
+    sidecar.away = "refused"
+    ran(world.store.control([CancelRun("sync", START + 60_000)]))
+    world.run_for(6_000)
+    assert client.reasons() == []
+    sidecar.away = None
+    world.run_for(6_000)
+    assert client.reasons() == [CancelReason.REQUESTED]
+    client.complete(client.only().token, stopped=CancelReason.REQUESTED)
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "failed", "cancelled")
 
 
 def test_s21a_a_result_within_the_grace_ends_it() -> None:
