@@ -509,7 +509,8 @@ class SessionTest {
         (lease, kept) -> {
           Timestamp leaseEnd = Timestamp.newBuilder().setSeconds(lease / 1_000).build();
           Assignment whole = assignment("a").setSlot(0).setLeaseEndTime(leaseEnd).build();
-          Play play = new Play().begin().assign(whole).end("a"); // never answered
+          Play play = new Play().begin().assign(whole);
+          play.after(7).end("a"); // never answered; and no keep-alive wakes it just then
           play.after(kept - 1);
           assertEquals(List.of("a"), play.session.inFlight(), () -> "given up early: " + lease);
           play.after(1).said("and is given up");
