@@ -558,9 +558,11 @@ def count_codes(connection: Connection, codes: Counter[int]) -> None:
 # --- Start checks, each made to fail once --------------------------------------------------------
 
 
-async def report_of(url: str, namespace: str = "checks") -> tuple[str, str]:
+async def report_of(
+    url: str, namespace: str = "checks", timeout_ms: int = 2_000
+) -> tuple[str, str]:
     """What a start verifies and what it doubts."""
-    store = open_store(url, OpenOptions(namespace, SystemClock()))
+    store = open_store(url, OpenOptions(namespace, SystemClock(), timeout_ms))
     try:
         report = await store.open()
         return "; ".join(report.verified), "; ".join(report.doubts)
@@ -731,7 +733,7 @@ async def test_twenty_may_open_a_new_store_at_once(start: Callable[..., nats.Ser
 
 async def test_ten_may_open_a_new_store_of_a_cluster_at_once(three: nats.Cluster) -> None:
     """A cluster answers one of those who ask it to make a stream, and nobody before it has a leader."""
-    reports = await asyncio.gather(*(report_of(three.url) for _ in range(10)))
+    reports = await asyncio.gather(*(report_of(three.url, timeout_ms=20_000) for _ in range(10)))
     assert all("on 3 servers" in verified for verified, _ in reports)
 
 
