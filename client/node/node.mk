@@ -3,7 +3,7 @@
 
 NODE_DIR := client/node
 NODE_BUF ?= $(abspath $(or $(wildcard .venv/bin/buf),buf))
-NODE_SOURCES := $(shell find $(NODE_DIR)/src $(NODE_DIR)/tests $(NODE_DIR)/conformance -name '*.ts')
+NODE_SOURCES := $(wildcard $(addprefix $(NODE_DIR)/,src/*.ts src/generated/*/*/*.ts tests/*.ts conformance/*.ts))
 
 .PHONY: check-node
 check-node: $(NODE_DIR)/node_modules/.installed ## The TypeScript client: format, lint, types, fresh stubs

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
     """A folder with what `make` reads, and no environment yet."""
-    parts = [part.relative_to(ROOT) for part in ROOT.glob("client/*/*.mk")]
+    parts = [
+        part.relative_to(ROOT) for part in (*ROOT.glob("client/*/*.mk"), *ROOT.glob("proto/*/*.mk"))
+    ]
     for name in (Path("Makefile"), Path("pyproject.toml"), *parts):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
