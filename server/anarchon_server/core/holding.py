@@ -639,8 +639,8 @@ class Holding:
         self._answer_if_done(request.request_id)
 
     def _result_of(self, job: str, slot: int, token: str, told: Outcome) -> _Result:
-        """A result as it came. A client whose sidecar was restarted, or whose session was lost, may
-        report before it has subscribed again: it waits a little for the job, which says what its
+        """A result as it came. A client whose sidecar was restarted may report before it has
+        subscribed again: it waits a little for the job, which says what its
         timeout is and whether it is retried (S21, S22). Nothing of that matters to one that obeyed
         another stop.
         """
@@ -649,7 +649,7 @@ class Holding:
         kept_ms = max(limits.RESULTS_KEPT, hold.lease_ms if hold else 0)
         result = _Result(told, completion, now, kept_ms)
         counts = told.stopped in (None, CancelReason.TIMEOUT)
-        if counts and hold is None and self._job(job) is None:
+        if counts and hold is None and self._jobs.latest(job) is None:
             result.judge_by = now + limits.JOB_AWAITED
             self._context.timers.set(("result", token), result.judge_by)
         return result
@@ -664,7 +664,7 @@ class Holding:
         if result.judge_by is None:
             return True
         done, context = result.completion, self._context
-        known = self._job(done.job) is not None
+        known = self._jobs.latest(done.job) is not None
         if not (known or context.stopping or result.judge_by <= context.now):
             return False
         result.judge_by = None
@@ -675,7 +675,7 @@ class Holding:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
         also where the store was away when it should have learned so, or its session is lost.
         """
-        hold, job_now = self._holds.get(token), self._job(job)
+        hold, job_now = self._holds.get(token), self._jobs.latest(job)
         if hold is not None:
             timeout_ms = hold.timeout_ms
         else:
@@ -688,7 +688,7 @@ class Holding:
         """S22. How long after this attempt another may be made, should it be a failure that is
         followed by one; whether it is, the store decides.
         """
-        job_now = self._job(job)
+        job_now = self._jobs.latest(job)
         retry = hold.retry if hold else (job_now.retry if job_now else None)
         if retry is None:
             return None
@@ -697,15 +697,13 @@ class Holding:
             return None
         if failure is not None and failure.permanent:
             return None
-        if self._context.stopping and not self._context.capabilities.leases:
-            return None  # nobody else would make it
+        if not self._context.capabilities.leases and (
+            self._context.stopping or self._jobs.get(job) is None
+        ):
+            return None  # nobody would make it
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
         return retry.pause(hold.failed if hold else 0, self._context.draw)
-
-    def _job(self, name: str) -> Job | None:
-        state = self._jobs.get(name)
-        return state.job if state is not None else None
 
     def _finish(self, token: str) -> None:
         """The handler has ended: its place is free, its lease renewed until it is recorded."""

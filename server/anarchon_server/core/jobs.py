@@ -53,6 +53,7 @@ class Jobs:
         self._context = context
         self._want_sweep = want_sweep
         self._states: dict[str, JobState] = {}
+        self._gone: dict[str, Job] = {}
         self._dirty = False
         self._to_plan: set[str] = set()
         self.registered_at = 0
@@ -65,6 +66,11 @@ class Jobs:
         """The job, if it is handled here."""
         return self._states.get(name)
 
+    def latest(self, name: str) -> Job | None:
+        """The job as it is handled here or, by now handled no more, as it was last."""
+        state = self._states.get(name)
+        return state.job if state is not None else self._gone.get(name)
+
     def registered(self, name: str) -> JobState | None:
         """The job, if it is handled here and the store knows it."""
         state = self._states.get(name)
@@ -73,6 +79,7 @@ class Jobs:
     def offer(self, jobs: tuple[Job, ...]) -> None:
         """Takes in what a Subscribe brought."""
         for job in jobs:
+            self._gone.pop(job.name, None)
             known = self._states.get(job.name)
             if known is None or known.job.spec != job.spec:
                 self._states[job.name] = JobState(job)
@@ -83,9 +90,11 @@ class Jobs:
     def forget_unoffered(self) -> None:
         """Drops the jobs that no session offers any more."""
         for name in [n for n in self._states if not self._context.sessions.offers(n)]:
-            del self._states[name]
+            self._gone[name] = self._states.pop(name).job
             self._context.timers.clear(("slot", name))
             self._changed()
+        for name in list(self._gone)[: -limits.JOBS_MAX]:
+            del self._gone[name]
         self._take_in_leases()
 
     def _changed(self) -> None:

@@ -848,6 +848,43 @@ def test_s21_what_outlived_its_timeout_is_that_though_it_came_before_its_client_
     assert client.receipts(number) == client.receipts(again) == recorded
 
 
+def test_s21_what_outlived_its_timeout_is_that_though_its_session_is_gone_and_the_sidecar_stops() -> (
+    None
+):
+    """Both were frozen past the lease: the job is offered by nobody, and will not be again."""
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    token = client.only().token
+    client.lose_stream()
+    client.silent = True
+    sidecar.away = "refused"
+    world.run_for(60_000)
+    sidecar.away = None
+    client.complete(token, result="late", elapsed_ms=60_000)
+    sidecar.stop()
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "failed", "timeout")
+
+
+@pytest.mark.parametrize(("remembered", "waits"), [(2, False), (1, True)])
+def test_s21_what_jobs_were_like_is_remembered_of_so_many(
+    monkeypatch: pytest.MonkeyPatch, remembered: int, waits: bool
+) -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    token = client.only().token
+    second = sidecar.client(every(60_000, name="other"), name="second")
+    monkeypatch.setattr(limits, "JOBS_MAX", remembered)
+    for each in (client, second):
+        each.lose_stream()
+        each.silent = True
+        sidecar.away = "refused"
+        world.run_for(60_000)
+    sidecar.away = None
+    world.run_for(2_000)
+    client.complete(token, result="late", elapsed_ms=60_000)
+    sidecar.settle()
+    assert bool(sidecar.called(Method.COMPLETE)) is not waits
+
+
 def test_s22_a_failure_that_came_before_its_client_subscribed_is_retried() -> None:
     world, sidecar, client, token = restarted(every(60_000, retry=RetrySpec(1)))
     client.complete(token, **FAILED)
