@@ -603,6 +603,18 @@ def test_s22_what_was_adopted_is_retried_though_the_claim_of_its_slot_had_no_ans
     assert len(again.running) == 1, "the claim that could not win has left its place"
 
 
+def test_s22_a_result_that_is_repeated_while_its_retry_is_asked_for_makes_no_other() -> None:
+    world, sidecar, client = failing()
+    (first,) = client.assigned
+    claim = sidecar.wait_for(Method.CLAIM)
+    client.complete(first.token, **FAILED)
+    sidecar.answer(Method.COMPLETE)
+    sidecar.reply(claim, sidecar.execute(claim))
+    world.run_for(3_500)
+    assert attempts(world) == [(1, "failed", "a"), (2, "claimed", "a")]
+    assert len([claim for claim in sidecar.claims if claim.seen_attempt]) == 1
+
+
 def waiting_run(world: World) -> int:
     """A run that was just triggered; its slot, counted from `START`."""
     act = TriggerRun("sync", "r-1", b"", (), world.store_at + 1_000, OverlapPolicy.ALLOW, DAY)
