@@ -229,7 +229,8 @@ def test_times_of_the_server_are_read_to_the_microsecond(text: str, at: datetime
 
 
 @pytest.mark.parametrize(
-    ("failures", "kept"), [(2, ("m" * 4_096, "t" * 16_384)), (20, ("m" * 4_096, "")), (100, ("", ""))]
+    ("failures", "kept"),
+    [(2, ("m" * 4_096, "t" * 16_384)), (20, ("m" * 4_096, "")), (100, ("", ""))],
 )
 def test_s30_the_row_of_a_run_that_failed_often_is_no_longer_than_a_message(
     failures: int, kept: tuple[str, str]

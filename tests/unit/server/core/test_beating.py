@@ -336,9 +336,9 @@ def test_s23_a_stop_waits_for_a_release_that_was_not_answered() -> None:
     client.close(client.only().token)
     sidecar.answer_by_hand(Method.RELEASE, UNKNOWN)
     sidecar.settle()
-    assert not sidecar.stopped
+    before = sidecar.stopped
     world.run_for(limits.RETRY_MAX)
-    assert sidecar.stopped
+    assert (before, sidecar.stopped) == (False, True)
     assert world.run(10_000).run.freed == "handed_over"
 
 

@@ -664,7 +664,7 @@ def test_s22_a_retry_is_made_though_sweeps_show_nothing_of_a_run_that_was_seen_t
 
 def test_s23_a_retry_that_is_given_up_is_ended_before_the_claim_for_it() -> None:
     """So that the claim, if it is on its way yet, wins no more."""
-    world, sidecar, client = failing()
+    _, sidecar, client = failing()
     (first,) = client.assigned
     sidecar.wait_for(Method.CLAIM)
     sidecar.fail(Method.CLAIM, unknown=True)
