@@ -25,7 +25,7 @@ from tests.checker.history import History, Violation
 
 _GONE = frozenset({"lease_lost", "fenced"})
 """What a handler is told whose result does not count."""
-_GIVEN_UP = frozenset({"runner_lost", "not_accepted", "timeout"})
+_GIVEN_UP = frozenset({"runner_lost", "not_accepted", "timeout", "cancelled"})
 """As what a run has failed whose runner is gone, or does not stop."""
 
 
@@ -61,7 +61,13 @@ class _ClaimedOrder(Order):
             text = f"given up, and now {run.state} {run.reason}"
             self._say("S24", run, (run.job, run.slot), text)
 
+    def _ends_what_is_over(self, run: RunSaved, before: RunSaved) -> bool:
+        """S29, S21a: an operator cancels any run. What somebody runs is not ended by that (I4)."""
+        return run.by == "control" and run.cancel in ("requested", "timeout")
+
     def _skipped(self, run: RunSaved) -> None:
+        if run.reason in ("paused", "cancelled") and run.by == "control":
+            return
         self._say("S20", run, (run.job, run.slot), f"skipped as {run.reason}: nothing is planned")
 
     def _step(self, step: HandlerStarted | HandlerStepped) -> None:

@@ -40,6 +40,15 @@ GIVEN_UP = saved(
     SLOT + 400, WON, state="failed", reason="runner_lost", by="release", lease_until=None
 )
 BACK = replace(GIVEN_UP, reason="not_accepted")
+CANCELLED = replace(
+    WON,
+    at=SLOT + 200,
+    state="running",
+    cancel="requested",
+    by="control",
+    by_token="",
+    by_incarnation="",
+)
 TOLD = HandlerTold(SLOT + 300, "t1", "lease_lost")
 SERVED = ServedFrom(0, "a", "job")
 GOOD = (ALONE, DUE, ABLE, SERVED, WON, STARTED, STEPPED, ENDED, DONE, RECEIPT, END)
@@ -60,6 +69,14 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     "given up, and left open": (
         "S24",
         (ALONE, WON, replace(GIVEN_UP, state="interrupted"), END),
+    ),
+    "ended by an operator who did not cancel it": (
+        "F7",
+        (ALONE, WON, replace(CANCELLED, state="failed", cancel=""), END),
+    ),
+    "ended by a cancel while it runs": (
+        "I4",
+        (ALONE, WON, STARTED, replace(CANCELLED, state="failed"), STEPPED, END),
     ),
     "planned": (
         "S20",
@@ -121,6 +138,22 @@ FINE: dict[str, tuple[Event, ...]] = {
         replace(STEPPED, at=SLOT + 450),
         ENDED,
         ResultReceipt(SLOT + 520, "t1", "fenced"),
+        END,
+    ),
+    "cancelled by an operator, told, and obeyed": (
+        ALONE,
+        WON,
+        STARTED,
+        CANCELLED,
+        HandlerTold(SLOT + 300, "t1", "requested"),
+        ENDED,
+        replace(DONE, state="failed", reason="cancelled", cancel="requested"),
+        RECEIPT,
+        END,
+    ),
+    "passed over in a pause": (
+        ALONE,
+        saved(SLOT, WON, state="skipped", reason="paused", token="", by="control"),
         END,
     ),
     "told, then given up": (

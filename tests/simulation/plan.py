@@ -21,8 +21,8 @@ from anarchon_server.core.model import (
     RetrySpec,
 )
 
-NEED_LEASES = ("pause_job", "trigger_run", "cancel_run")
-"""What operators cannot do on a claim-only store."""
+NEED_A_CLOCK = ("pause_job", "trigger_run", "cancel_run")
+"""What operators cannot do on a claim-only store whose claim cannot look at a clock."""
 
 STARTED_BY = 4_000
 """By when a cluster is expected to be up, before the first fault."""
@@ -189,7 +189,7 @@ def without_leases(plan: Plan, rng: random.Random) -> Plan:
         jobs=tuple(_claim_only(job, lease_ms, rng) for job in plan.jobs),
         kept_ms=longest_deadline(plan.jobs) + RECORD_OVER_MS if clockless else None,
         asked_for_ms=ASKED_FOR_MS if clockless else UNKNOWN_ASKED_FOR,
-        faults=tuple(fault for fault in plan.faults if fault not in NEED_LEASES),
+        faults=tuple(each for each in plan.faults if not (clockless and each in NEED_A_CLOCK)),
         end_at=plan.end_at + (2 * ASKED_FOR_MS if clockless else 0),
         # By age also what has not ended goes (S30), so that it is never shorter than a run.
         history_ms=max(plan.history_ms, 86_400_000),

@@ -224,7 +224,7 @@ class Attaching:
         def judged(answers: tuple[TokenAnswer, ...] | None, sent_at: int) -> None:
             present = self._context.sessions.get(session.session_id)
             if session.exited:
-                self._release_adopted(renewals, answers or ())
+                self._release_adopted(renewals, answers)
             if present is None or present.stream_id != stream_id:
                 return  # the client has come again meanwhile, and asks again
             if answers is None:
@@ -239,11 +239,14 @@ class Attaching:
         self._beating.adopt(Adoption(renewals, judged))
 
     def _release_adopted(
-        self, renewals: tuple[Renewal, ...], answers: tuple[TokenAnswer, ...]
+        self, renewals: tuple[Renewal, ...], answers: tuple[TokenAnswer, ...] | None
     ) -> None:
-        """The client's process ended while the store was asked to adopt for it (S24)."""
-        for renewal, answer in zip(renewals, answers, strict=False):
-            if answer.outcome is TokenOutcome.RENEWED and self._is_free(renewal.token):
+        """The client's process ended while the store was asked to adopt for it (S24). Where no
+        answer came they may be ours: what is not, no release of ours ends (S17).
+        """
+        for place, renewal in enumerate(renewals):
+            ours = answers is None or answers[place].outcome is TokenOutcome.RENEWED
+            if ours and self._is_free(renewal.token):
                 self._holding.release(renewal.job, renewal.slot, renewal.token, Reason.RUNNER_LOST)
 
     def _end_stream(self, session: Session, error: AnarchonError) -> None:

@@ -303,12 +303,18 @@ def prunable(runs: Sequence[Run], now: Moment, policy: PrunePolicy) -> list[Run]
     """Those of a job's runs, oldest first, that may go from history (S30).
 
     By age also those that have not ended: nobody will end them. That a slot was claimed is kept
-    apart from history, or by the floor.
+    apart from history, or by the floor. A run that is retried is as old as its last attempt, or as
+    the next will be.
     """
     beyond = len(runs) - policy.history_max
     oldest = now.at - policy.history_ms
     return [
         run
         for place, run in enumerate(runs)
-        if (run.state.final and place < beyond) or max(run.slot, run.ended_at or 0) < oldest
+        if (run.state.final and place < beyond) or _last_touched(run) < oldest
     ]
+
+
+def _last_touched(run: Run) -> int:
+    claimed_at = run.current.claimed_at if run.current else 0
+    return max(run.slot, run.ended_at or 0, run.retry_at or 0, claimed_at)

@@ -40,7 +40,7 @@ class Wish:
     up. `settled`: it was sent without room, and needs not be sent so again (S13).
     `must_end`: another attempt is not allowed, so that the claim only ends the run.
     `expired`: what it would take over was not freed, but its lease is over. `waiting`: the slot has
-    a row, and no attempt yet. `retried` is the run to retry instead, once this claim has lost.
+    a row, and no attempt yet. `retried` is the run to retry instead, once its call is over.
     """
 
     job: str
@@ -182,22 +182,32 @@ class Claiming:
         run = view.run
         key = (run.job, run.slot)
         known = self._wishes.get(key)
-        if known is not None and (known.in_call or known.unknown):
-            return
+        if known is not None and (known.in_call or known.unknown or self._is_ours_alone(known)):
+            return  # the last: what was seen is older than the attempt that is to be retried
         self._watched[key] = Sight(0, self._context.now)
         ends = bool(why_no_other(run, self._context.store_now))
         self._wishes[key] = Wish(run.job, run.slot, waiting=True, must_end=ends)
 
     def _retry_alone(self, view: RunView) -> None:
         """S22 on a claim-only backend: a retry of what this instance has reported, which no other
-        makes, and no sweep shows. A restarted instance may be claiming its slot: it is told LOST.
+        makes, and no sweep shows. A restarted instance may be claiming its slot, which it cannot win.
         """
         known = self._wishes.get((view.run.job, view.run.slot))
         if known is not None and (known.in_call or known.unknown):
-            known.retried = view
-            return
+            if known.seen_attempt:  # it asks for this
+                return
+            if known.in_call:
+                known.retried = view
+                return
+            known.unknown = False
+            self._context.sessions.leave(known.token)
         assert view.wait_ms is not None, "what is retried has a time for it"
         self._wish_for_another(view, self._context.now + view.wait_ms)
+
+    def _retry_instead(self, wish: Wish) -> None:
+        """The call is over in which a slot was asked for that has a run to retry."""
+        if wish.retried is not None:
+            self._retry_alone(wish.retried)
 
     def _wish_for_another(self, view: RunView, not_before: int = 0) -> None:
         """Another attempt of a run: a takeover, or a retry that may be made from `not_before` on."""
@@ -261,7 +271,9 @@ class Claiming:
 
     def _drop_takeover(self, key: Key) -> None:
         wish = self._wishes.get(key)
-        if wish is not None and not wish.first and not wish.in_call and not wish.unknown:
+        if wish is None or wish.first or wish.in_call or wish.unknown:
+            return
+        if not self._is_ours_alone(wish):
             del self._wishes[key]
 
     def throw_away(self) -> None:
@@ -302,6 +314,7 @@ class Claiming:
             for wish, claim, answer in zip(asked, claims, reply.answers, strict=True):
                 wish.in_call = False
                 self._answered(wish, claim, answer, call.sent_at)
+                self._retry_instead(wish)
 
         def failed(unknown: bool) -> None:
             newly = sum(not wish.unknown for wish in asked) if unknown else 0
@@ -309,6 +322,7 @@ class Claiming:
                 wish.in_call = False
                 wish.unknown = wish.unknown or unknown
                 self._leave_place(wish)
+                self._retry_instead(wish)
             if newly:
                 context.log(Level.WARNING, "claim_unknown", count=newly)
 
@@ -410,12 +424,12 @@ class Claiming:
         )
 
     def _give_up(self, wish: Wish) -> None:
+        if self._is_ours_alone(wish):
+            # The run ends with its last attempt: first of all, so that what is on its way wins no more.
+            self._holding.release(wish.job, wish.slot, wish.seen_token, Reason.RUNNER_LOST)
         if wish.unknown:
             self._context.sessions.leave(wish.token)
             self._release(wish)
-        failed = wish.retried.run.token if wish.retried is not None else wish.seen_token
-        if failed and not self._context.capabilities.leases:  # the run ends with its last attempt
-            self._holding.release(wish.job, wish.slot, failed, Reason.RUNNER_LOST)
         del self._wishes[(wish.job, wish.slot)]
 
     def _release(self, wish: Wish) -> None:
@@ -475,8 +489,6 @@ class Claiming:
             self._unclaimed(wish.job, wish.slot)
         elif answer.outcome is ClaimOutcome.OLD:
             self._context.log(Level.WARNING, "slots_missed", job=wish.job, count=1)
-        elif answer.outcome is ClaimOutcome.LOST and wish.retried is not None:
-            self._retry_alone(wish.retried)
         elif answer.outcome is ClaimOutcome.LOST and self._context.capabilities.leases:
             assert answer.run is not None, "a lost claim shows what it lost to"
             self.observe(answer.run)

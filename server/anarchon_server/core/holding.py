@@ -154,13 +154,15 @@ class _Result:
 class _Release:
     """A release on its way to the store, not before its moment.
 
-    `again_at` (store's time): when to ask anew whose claim the store does not know.
+    `again_at` (store's time): when to ask anew whose claim the store does not know. `unheard`: the
+    part of the store that has the run did not answer.
     """
 
     release: Release
     since: int
     again_at: tuple[int, ...] = ()
     not_before: int = 0
+    unheard: bool = False
 
 
 @dataclass(slots=True)
@@ -228,7 +230,8 @@ class Holding:
     @property
     def settled_down(self) -> bool:
         """Whether nothing is held, and nothing is on its way to the store."""
-        return not (self._holds or self._results or self._releases_due())
+        unheard = any(each.unheard for each in self._releases.values())
+        return not (self._holds or self._results or self._releases_due() or unheard)
 
     # --- Winning and handing over --------------------------------------------------------
 
@@ -899,12 +902,13 @@ class Holding:
 
         def replied(_: Call, reply: Reply[TokenAnswer]) -> None:
             for release, answer in zip(batch, reply.answers, strict=True):
-                if answer.outcome is TokenOutcome.UNKNOWN:
-                    pending = self._releases[release.token]
+                pending = self._releases[release.token]
+                pending.unheard = answer.outcome is TokenOutcome.UNKNOWN
+                if pending.unheard:
                     pending.not_before = self._ask_again_at("release", release.token)
                     continue
                 unknown = answer.outcome is TokenOutcome.UNKNOWN_TOKEN
-                if unknown and self._may_be_on_its_way(self._releases[release.token]):
+                if unknown and self._may_be_on_its_way(pending):
                     continue
                 del self._releases[release.token]
                 if answer.outcome is TokenOutcome.RELEASED:

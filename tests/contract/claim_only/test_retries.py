@@ -250,6 +250,23 @@ async def test_s22_what_was_pruned_meanwhile_is_not_retried(cluster: Cluster, on
     assert answer.outcome in (ClaimOutcome.LATE, ClaimOutcome.LOST)
 
 
+async def test_s30_a_run_whose_retry_is_to_come_or_just_began_is_not_pruned_for_its_slots_age(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(SLOT)
+    running = await one.win(SLOT, retries=1)
+    seen = await one.complete(running, RAISED, retry_in_ms=5 * DAY)
+    assert seen.run is not None
+    cluster.advance(5 * DAY)
+    assert await one.prune(history_ms=DAY) == 0
+    won = shown(await one.take_over(seen.run, retries=1))
+    assert await one.prune(history_ms=DAY) == 0
+    assert (await one.complete(won)).outcome is TokenOutcome.RECORDED
+    assert await one.ended(SLOT) == (RunState.SUCCESS, "")
+    cluster.advance(DAY + 1)
+    assert await one.prune(history_ms=DAY) == 1
+
+
 @shared_history
 async def test_s22_another_process_does_not_give_it_up(
     cluster: Cluster, two: tuple[Node, Node]

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from anarchon_backends.nats.address import Credentials, address_of
 from anarchon_backends.nats.names import name, token
 from anarchon_backends.nats.time import FRESH_MS, StoreTime, microseconds
+from anarchon_backends.nats_claim._history import _row_of as row_of
+from anarchon_backends.nats_claim._history import _run_of as run_of
 from anarchon_backends.nats_claim._subjects import Subjects
 from anarchon_server.core.errors import StoreRefused
+from anarchon_server.core.model import Attempt, AttemptCause, Failure, Run, RunState, Trigger
 from tests.contract.harness import FakeClock
 
 # --- Addresses -----------------------------------------------------------------------------------
@@ -220,3 +223,30 @@ def test_s01_a_measurement_is_good_for_some_seconds_and_for_one_connection() -> 
 )
 def test_times_of_the_server_are_read_to_the_microsecond(text: str, at: datetime) -> None:
     assert microseconds(text) == round(at.timestamp() * 1_000_000)
+
+
+# --- Rows --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failures", "kept"),
+    [(2, ("m" * 4_096, "t" * 16_384)), (20, ("m" * 4_096, "")), (100, ("", ""))],
+)
+def test_s30_the_row_of_a_run_that_failed_often_is_no_longer_than_a_message(
+    failures: int, kept: tuple[str, str]
+) -> None:
+    """256 KiB with its headers, where a server takes no more."""
+    failure = Failure("E", "m" * 4_096, "t" * 16_384)
+    attempts = [
+        Attempt(n, f"t{n}", n, "a", "a", AttemptCause.RETRY, RunState.FAILED, n, failure=failure)
+        for n in range(1, failures + 1)
+    ]
+    last = Attempt(failures + 1, "t", 1, "a", "a", AttemptCause.RETRY, RunState.CLAIMED, 1)
+    run = Run("sync", 1, Trigger.SCHEDULE, RunState.CLAIMED, current=last, earlier=tuple(attempts))
+    row = row_of(run)
+    assert len(row) <= 240 * 1_024
+    read = run_of("sync", 1, row)
+    assert (read.current, len(read.earlier)) == (last, failures)
+    for attempt in read.earlier:
+        assert attempt.failure is not None
+        assert (attempt.failure.message, attempt.failure.stack_trace) == kept

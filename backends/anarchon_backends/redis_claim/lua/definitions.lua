@@ -174,8 +174,11 @@ local function prunable(key, room)
       break
     end
     local row = key .. ':' .. slot
-    local values = read(row, 'HMGET', row, 'state', 'ended_at')
-    local at = math.max(tonumber(slot), tonumber(values[2] or '') or 0)
+    local values = read(row, 'HMGET', row, 'state', 'ended_at', 'retry_at', 'claimed_at')
+    local at = tonumber(slot)
+    for i = 2, 4 do
+      at = math.max(at, tonumber(values[i] or '') or 0)
+    end
     if at < oldest or (FINAL[values[1]] and tonumber(slot) <= beyond) then
       slots[#slots + 1] = slot
       floor = tonumber(slot) < NOW - KEPT_MS and slot or floor

@@ -329,6 +329,19 @@ def test_s27_results_and_releases_that_were_not_answered_are_sent_again() -> Non
     assert sidecar.logged("run_released")
 
 
+def test_s23_a_stop_waits_for_a_release_that_was_not_answered() -> None:
+    world, sidecar, client = lone(lasts_ms=None)
+    world.run_until(11_000)
+    sidecar.stop()
+    client.close(client.only().token)
+    sidecar.answer_by_hand(Method.RELEASE, UNKNOWN)
+    sidecar.settle()
+    before = sidecar.stopped
+    world.run_for(limits.RETRY_MAX)
+    assert (before, sidecar.stopped) == (False, True)
+    assert world.run(10_000).run.freed == "handed_over"
+
+
 def test_s27_a_result_that_is_never_answered_is_given_up_in_the_end() -> None:
     world, sidecar, client = lone(LONG, lasts_ms=None)
     world.run_until(61_000)

@@ -1,4 +1,4 @@
-"""An instance on a store without leases: one attempt a run, and nobody to take over."""
+"""An instance on a store without leases: nobody takes over, and who reported a failure retries it."""
 
 from __future__ import annotations
 
@@ -576,6 +576,103 @@ def test_s22_a_restarted_instance_that_claims_the_slot_of_what_it_adopted_retrie
         assert [number for number, *_ in attempts(world)] == [1, 2]
 
 
+@pytest.mark.parametrize("unknown", [False, True])
+def test_s22_what_was_adopted_is_retried_though_the_claim_of_its_slot_had_no_answer(
+    unknown: bool,
+) -> None:
+    """Nor is it forgotten with what was wanted before a suspension (S4)."""
+    world, sidecar, client = running(RETRIED)
+    token = client.only().token
+    sidecar.die()
+    new = Sidecar(world, "b")
+    new.tick()
+    new.settle()
+    again = new.client(RETRIED, in_flight=(token,), max_concurrency=1)
+    new.settle()
+    again.keep_alive(token)
+    again.max_concurrency = 2
+    again.subscribe(in_flight=(token,))
+    again.keep_alive(token)
+    new.wait_for(Method.CLAIM)
+    again.complete(token, **FAILED)
+    new.answer(Method.COMPLETE)
+    new.fail(Method.CLAIM, unknown=unknown)
+    new.feed(Suspended(1))
+    world.run_for(3_500)
+    assert [number for number, *_ in attempts(world)] == [1, 2]
+    assert len(again.running) == 1, "the claim that could not win has left its place"
+
+
+def test_s22_a_result_that_is_repeated_while_its_retry_is_asked_for_makes_no_other() -> None:
+    world, sidecar, client = failing()
+    (first,) = client.assigned
+    claim = sidecar.wait_for(Method.CLAIM)
+    client.complete(first.token, **FAILED)
+    sidecar.answer(Method.COMPLETE)
+    sidecar.reply(claim, sidecar.execute(claim))
+    world.run_for(3_500)
+    assert attempts(world) == [(1, "failed", "a"), (2, "claimed", "a")]
+    assert len([claim for claim in sidecar.claims if claim.seen_attempt]) == 1
+
+
+def waiting_run(world: World) -> int:
+    """A run that was just triggered; its slot, counted from `START`."""
+    act = TriggerRun("sync", "r-1", b"", (), world.store_at + 1_000, OverlapPolicy.ALLOW, DAY)
+    (answer,) = ran(world.store.control([act])).answers
+    assert answer.run is not None
+    return answer.run.run.slot - START
+
+
+def seen_waiting(delay_ms: int) -> tuple[World, Sidecar, FakeClient, int, CallStore, Any]:
+    """A triggered run that is just handed over; a heartbeat's answer, which shows it waiting yet,
+    is on its way.
+    """
+    world, sidecar, client = lone(every(HOUR, retry=RetrySpec(1, delay_ms)))
+    slot = waiting_run(world)
+    sidecar.wait_for(Method.BEAT)
+    while not sidecar.waits(Method.CLAIM):
+        sidecar.answer(Method.BEAT)
+        if not sidecar.waits(Method.CLAIM):
+            sidecar.wait_for(Method.BEAT)
+    while not sidecar.waits(Method.BEAT):
+        assert sidecar.engine.wake_at is not None
+        world.now = sidecar.engine.wake_at
+        sidecar.tick()
+    beat = sidecar.pending(Method.BEAT)
+    shown = sidecar.execute(beat)
+    sidecar.answer(Method.CLAIM)
+    return world, sidecar, client, slot, beat, shown
+
+
+def test_s22_a_retry_is_made_though_a_late_heartbeat_shows_the_run_as_it_waited() -> None:
+    world, sidecar, client, slot, beat, shown = seen_waiting(2_000)
+    client.complete(client.only().token, **FAILED)
+    sidecar.answer(Method.COMPLETE)
+    sidecar.reply(beat, shown)
+    world.run_for(3_500)
+    assert [each.attempt for each in world.run(slot).attempts] == [1, 2]
+
+
+def test_s22_a_retry_is_made_though_sweeps_show_nothing_of_a_run_that_was_seen_to_wait() -> None:
+    world, sidecar, client, slot, beat, shown = seen_waiting(60_000)
+    sidecar.reply(beat, shown)
+    sidecar.settle()
+    client.complete(client.only().token, **FAILED)
+    world.run_for(60_500)
+    assert [each.attempt for each in world.run(slot).attempts] == [1, 2]
+
+
+def test_s23_a_retry_that_is_given_up_is_ended_before_the_claim_for_it() -> None:
+    """So that the claim, if it is on its way yet, wins no more."""
+    _, sidecar, client = failing()
+    (first,) = client.assigned
+    sidecar.wait_for(Method.CLAIM)
+    sidecar.fail(Method.CLAIM, unknown=True)
+    sidecar.stop()
+    (released,) = sidecar.called(Method.RELEASE)
+    assert [each.token for each in released] == [first.token, sidecar.claims[-1].token]
+
+
 def test_s30_of_many_attempts_the_newest_are_shown() -> None:
     assert claim_only.attempts_of(Run("sync", SLOT, Trigger.MANUAL, RunState.DUE)) == ()
     attempts = [
@@ -649,6 +746,27 @@ def test_s26_a_sidecar_that_comes_back_adopts_the_run() -> None:
     again.complete(assignment.token, result="done")
     world.run_for(1_000)
     assert current(world.run(SLOT)) == DONE
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_s24_a_process_that_ends_while_it_is_adopted_has_failed(lost: bool) -> None:
+    """Also where the store has adopted it, and the answer is lost."""
+    world, sidecar, client = running()
+    token = client.only().token
+    sidecar.die()
+    successor = Sidecar(world, "b")
+    successor.tick()
+    successor.settle()
+    again = successor.client(in_flight=(token,), watchable=True)
+    beat = successor.wait_for(Method.BEAT)
+    adopted = successor.execute(beat)
+    again.exit()
+    if lost:
+        successor.fail(Method.BEAT, unknown=True)
+    else:
+        successor.reply(beat, adopted)
+    world.run_for(5_000)
+    assert current(world.run(SLOT)) == LOST
 
 
 def test_s26_a_token_that_lost_is_not_adopted() -> None:
