@@ -32,7 +32,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in under a minute
+demo: $(VENV)/.installed ## See three instances share jobs, and a takeover, in about a minute
 	$(BIN)/anarchon demo $(DEMO)
 
 .PHONY: test

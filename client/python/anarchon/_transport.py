@@ -121,8 +121,8 @@ class Endpoint:
     @property
     def absence(self) -> str:
         """What to say where no sidecar answers, and what to do about it."""
-        advice = "; start one with `anarchon serve`" if _is_local(self.address) else ""
-        return f"no sidecar answers at {self.address}{advice}"
+        advice = "; start one with `anarchon serve`, or give the address of another"
+        return f"no sidecar answers at {self.address}{advice if _is_local(self.address) else ''}"
 
     def options(self) -> list[tuple[str, int]]:
         """Return the settings of every channel to a sidecar."""

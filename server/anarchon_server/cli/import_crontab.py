@@ -35,7 +35,7 @@ _IN_GENERAL = """\
 # second: --overlap allow for the same. After an outage the newest missed time is run: --catch-up none
 # for the same. Output goes to history (its end) and to anarchon exec's own output; nothing is mailed.
 # A command runs in the directory of anarchon exec, as its user, with its environment. What a command
-# leaves running when it ends is killed.
+# leaves running when it ends is killed, unless it is in a session of its own.
 """
 
 

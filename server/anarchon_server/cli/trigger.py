@@ -37,7 +37,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default="",
         help="makes it safe to repeat: the same id gives the same run (default: one is drawn)",
     )
-    parser.add_argument("--wait", action="store_true", help="wait until the run has ended")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait until the run has ended; while no instance handles the job, that is never",
+    )
     _admin.add_address(parser)
     _admin.add_json(parser)
 

@@ -21,6 +21,8 @@ from anarchon.admin import AdminClient
 from anarchon.testing import FakeSidecar
 from tests.unit.client.puppet_server import PuppetServer
 
+ADVICE = "{}; start one with `anarchon serve`, or give the address of another"
+
 
 class Application:
     """A handler that waits to be let go, and says what it was told."""
@@ -223,8 +225,8 @@ async def test_a_missing_sidecar_is_told_once_and_found_when_it_comes(
     await subscription.ready()
     await client.stop()
     logging.getLogger("anarchon").removeHandler(told)
-    advice = "start one with `anarchon serve`; trying again until one answers"
-    assert told.messages == [f"no sidecar answers at {address}; {advice}"]
+    absence = ADVICE.format(f"no sidecar answers at {address}")
+    assert told.messages == [f"{absence}; trying again until one answers"]
     await server.stop()
 
 
@@ -307,8 +309,8 @@ def test_a_status_becomes_the_exception_of_what_can_be_done(
 @pytest.mark.parametrize(
     ("endpoint", "message"),
     [
-        (Endpoint("127.0.0.1:7420"), "{}; start one with `anarchon serve`"),
-        (Endpoint("unix:/run/a/s"), "{}; start one with `anarchon serve`"),
+        (Endpoint("127.0.0.1:7420"), ADVICE),
+        (Endpoint("unix:/run/a/s"), ADVICE),
         (Endpoint("far:1", grpc.ssl_channel_credentials()), "{}: failed to connect to all: TLS"),
     ],
     ids=["default", "local", "far"],
@@ -343,7 +345,7 @@ class Failed(grpc.RpcError):
 def test_admin_calls_say_so_too() -> None:
     with AdminClient("127.0.0.1:1") as admin, pytest.raises(anarchon.SidecarError) as raised:
         admin.get_instance()
-    said = "no sidecar answers at 127.0.0.1:1; start one with `anarchon serve`"
+    said = ADVICE.format("no sidecar answers at 127.0.0.1:1")
     assert str(raised.value) == said
 
 

@@ -381,7 +381,8 @@ def test_a_sidecar_that_is_not_there_is_one_line(
 ) -> None:
     assert cli.main([name, "--address", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == (
-        f"anarchon {name}: no sidecar answers at 127.0.0.1:1; start one with `anarchon serve`\n"
+        f"anarchon {name}: no sidecar answers at 127.0.0.1:1; start one with `anarchon serve`, "
+        "or give the address of another\n"
     )
 
 
