@@ -87,7 +87,7 @@ from anarchon_backends.postgres._values import (
     with_due,
     with_outcome,
 )
-from anarchon_server.core import machine, model
+from anarchon_server.core import limits, machine, model
 from anarchon_server.core import store as port
 
 _T = TypeVar("_T")
@@ -447,11 +447,12 @@ class PostgresStore:
         wanted = [machine.hold_of(instance, each) for each in definitions]
         told = dict(zip(wanted, definitions, strict=True))
         names = [hold.job for hold in wanted]
+        more_ms = len(wanted) * limits.REGISTER_EACH
         read = self._call("register_read", "text text text[]")
         write = self._call("register_write", REGISTER_TYPES)
 
         async def work(session: Session) -> port.Reply[port.Registration]:
-            async with session.transaction():
+            async with session.transaction(self._options.op_timeout_ms + more_ms):
                 text = await session.read(read, self._namespace, instance.incarnation, names)
                 document = json.loads(text)
                 rows, held = Rows(document["rows"]), holds_by_job(document["held"] or ())
@@ -490,7 +491,7 @@ class PostgresStore:
             answers = [registration_of(rows, hold, held[hold.job]) for hold in wanted]
             return self._reply(rows.now.at_us, answers, rows.fences(names))
 
-        return await self._act(work)
+        return await self._act(work, more_ms)
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
@@ -591,8 +592,8 @@ class PostgresStore:
 
         return await self._act(work)
 
-    async def _act(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
-        return await self._pool.call(work)
+    async def _act(self, work: Callable[[Session], Awaitable[_T]], more_ms: int = 0) -> _T:
+        return await self._pool.call(work, more_ms)
 
     async def watch(self) -> AsyncIterator[None]:
         """Yields at news (`machine.Saved`), counted from `open`; ends at once behind a pooler."""

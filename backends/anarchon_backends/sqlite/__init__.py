@@ -23,7 +23,7 @@ from typing import TypeVar
 from anarchon_backends.sqlite._connection import Call, Connection
 from anarchon_backends.sqlite._file import File, Library
 from anarchon_backends.sqlite._rows import EVER, Rows
-from anarchon_server.core import control, machine, model
+from anarchon_server.core import control, limits, machine, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 
@@ -116,16 +116,19 @@ class SqliteStore:
         self._connections.append(connection)
         return connection
 
-    async def _act(self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
-        """Carries out one transaction, a little within `op_timeout_ms`."""
+    async def _act(
+        self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE", more_ms: int = 0
+    ) -> _T:
+        """Carries out one transaction, a little within `op_timeout_ms` and `more_ms`."""
         if not self._connections:
             raise StoreUnavailable(f"{self._file}: not open")
         call = self._call(work, begin)
+        limit_ms = self._limit_ms + more_ms
         try:
-            async with asyncio.timeout(self._limit_ms / 1_000):
+            async with asyncio.timeout(limit_ms / 1_000):
                 return await self._connections[0].run(call)
         except TimeoutError:
-            within = f"within {self._limit_ms} ms"
+            within = f"within {limit_ms} ms"
             if call.withdraw():
                 raise StoreUnavailable(f"{self._file}: not begun {within}") from None
             raise OutcomeUnknown(f"{self._file}: not done {within}") from None
@@ -324,7 +327,7 @@ class SqliteStore:
             answers = [self._registration(rows, hold) for hold in wanted]
             return self._reply(rows, answers, (hold.job for hold in wanted))
 
-        return await self._act(work)
+        return await self._act(work, more_ms=len(definitions) * limits.REGISTER_EACH)
 
     @staticmethod
     def _registration(rows: Rows, hold: machine.HeldDefinition) -> port.Registration:

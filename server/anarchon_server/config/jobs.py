@@ -67,9 +67,11 @@ def _text(field: str, raw: object) -> str:
 
 
 def _factor(field: str, raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise InvalidError(field, raw, "write a number from 1")
-    return float(raw)
+    # Not left to the offer's check: 0 would be taken for a factor that is not set, and say nothing.
+    number = not isinstance(raw, bool) and isinstance(raw, int | float)
+    if not number or not 1 <= cast("float", raw) <= limits.RETRY_FACTOR_MAX:
+        raise InvalidError(field, raw, f"write a number, 1 to {limits.RETRY_FACTOR_MAX:g}")
+    return float(cast("float", raw))
 
 
 def _word(kind: type[OverlapPolicy | CatchUpPolicy]) -> Read:

@@ -160,6 +160,7 @@ class Jobs:
                 context.now,
                 replied,
                 failed,
+                limits.OP_TIMEOUT + len(definitions) * limits.REGISTER_EACH,
             )
         )
 

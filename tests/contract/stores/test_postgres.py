@@ -1312,3 +1312,10 @@ async def test_what_sessions_cannot_set_behind_a_pooler_is_refused(
     assert report.doubts == ()
     with pytest.raises(StoreRefused, match=says):
         await opened(postgres.with_options(as_role(url, role), pooler="transaction"))
+
+
+async def test_s28_a_registration_has_more_time_for_each_job(cluster: Cluster) -> None:
+    """It is one step, which takes longer here than a call may."""
+    node = await cluster.node(op_timeout_ms=500)
+    wanted = [definition(f"job-{n:04}") for n in range(5_000)]
+    assert len(await node.register(*wanted)) == len(wanted)

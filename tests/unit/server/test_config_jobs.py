@@ -140,6 +140,18 @@ def test_without_a_table_there_are_no_jobs(tmp_path: Path) -> None:
         ("[jobs.a]\nmax_attempts = true", "jobs.a.max_attempts is True: write a whole number"),
         ("[jobs.a]\nretry_delay = '1s'", "jobs.a.retry_delay is '1s': it goes with retries"),
         ("[jobs.a]\nretries = 1\nretry_factor = 'x'", "jobs.a.retry_factor is 'x': write a number"),
+        (
+            "[jobs.a]\nretries = 1\nretry_factor = 0",
+            "jobs.a.retry_factor is 0: write a number, 1 to 100",
+        ),
+        (
+            "[jobs.a]\nretries = 1\nretry_factor = nan",
+            "jobs.a.retry_factor is nan: write a number, 1",
+        ),
+        (
+            "[jobs.a]\nretries = 1\nretry_factor = true",
+            "jobs.a.retry_factor is True: write a number",
+        ),
         ("[jobs.a]\nretries = -1", "jobs.a.retries is -1: write a whole number, 0 to 100"),
         (
             "[jobs.a]\nretries = 0\nretry_delay = '1s'",

@@ -104,6 +104,13 @@ def test_s28_differing_definitions_are_reported() -> None:
     assert [line.fields for line in other.logged("definitions_differ")] == [{"job": "sync"}]
 
 
+def test_s28_a_registration_has_more_time_for_each_job() -> None:
+    """It is one call: 10,000 jobs would never be done within the time of a claim."""
+    _, sidecar, _ = lone(*(every(name=f"job-{n}") for n in range(500)))
+    calls = [c for c in sidecar.said if isinstance(c, CallStore) and c.method is Method.REGISTER]
+    assert {len(call.arguments[1]): call.timeout_ms for call in calls} == {0: 2_000, 500: 2_500}
+
+
 def test_s28_a_registration_that_fails_is_repeated() -> None:
     world = World()
     sidecar = Sidecar(world)
