@@ -97,7 +97,8 @@ class _ClaimedOrder(Order):
 def _not_told_in_time(history: History) -> Iterable[Violation]:
     """I8, S25: a handler whose run is given up is told before that, or when its process thaws.
 
-    Of its timeout it is told as soon as can be (S21).
+    Of its timeout it is told as soon as can be (S21), and so of a cancel that grants no grace, where
+    the run ends at the same moment (S21a).
     """
     for token, handler in history.handlers.items():
         key = (handler.start.job, handler.start.slot)
@@ -105,6 +106,8 @@ def _not_told_in_time(history: History) -> Iterable[Violation]:
         if last.token != token or last.by != "release" or last.reason == "timeout":
             continue
         end = history.thawed(handler.start.app, last.at)
+        if last.reason == "cancelled":
+            end += history.jobs[handler.start.job].takeover_ms
         if end >= min(history.stopped_at(handler), history.end_at):
             continue
         if handler.told_at is None or handler.told_at > end:
@@ -134,6 +137,7 @@ def _given_back_needlessly(history: History) -> Iterable[Violation]:
             continue
         # Later it may be given up, as nobody knew for so long that it was won (S10).
         in_time = last.store_at <= last.slot + max(history.deadlines.get(key, [0]))
-        if in_time and history.served.spans(last.instance, last.job, first.at, last.at):
+        # What ends at this moment, as its sidecar stops, does not count as there.
+        if in_time and history.served.spans(last.instance, last.job, first.at, last.at + 1):
             text = f"given back, though a client of {last.instance} was there for it"
             yield Violation("S11", last.at, *key, text)

@@ -16,6 +16,7 @@ from tests.checker.events import (
     ResultReceipt,
     ServedFrom,
     ServedUntil,
+    ServedUntil,
 )
 from tests.checker.test_check import (
     ABLE,
@@ -40,6 +41,7 @@ GIVEN_UP = saved(
     SLOT + 400, WON, state="failed", reason="runner_lost", by="release", lease_until=None
 )
 BACK = replace(GIVEN_UP, reason="not_accepted")
+NO_GRACE = replace(GIVEN_UP, reason="cancelled", cancel="requested")
 CANCELLED = replace(
     WON,
     at=SLOT + 200,
@@ -106,6 +108,7 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     "a result that is not kept": ("S17", (ALONE, WON, STARTED, ENDED, RECEIPT, END)),
     "a result without a receipt": ("S27", (ALONE, WON, STARTED, ENDED, DONE, END)),
     "given up, and not told": ("I8", (ALONE, WON, STARTED, GIVEN_UP, END)),
+    "cancelled without a grace, and not told": ("I8", (ALONE, WON, STARTED, NO_GRACE, END)),
     "nobody ends it": ("F14", (ALONE, WON, END)),
     "given back though a client was there": ("S11", (ALONE, DUE, SERVED, WON, BACK, END)),
     "missed though somebody could": ("F3", (ALONE, DUE, ABLE, END)),
@@ -149,6 +152,25 @@ FINE: dict[str, tuple[Event, ...]] = {
         ENDED,
         replace(DONE, state="failed", reason="cancelled", cancel="requested"),
         RECEIPT,
+        END,
+    ),
+    "cancelled without a grace, and told at that moment": (
+        ALONE,
+        WON,
+        STARTED,
+        NO_GRACE,
+        HandlerTold(SLOT + 410, "t1", "requested"),
+        ENDED,
+        ResultReceipt(SLOT + 520, "t1", "fenced"),
+        END,
+    ),
+    "given back as the client went": (
+        ALONE,
+        DUE,
+        SERVED,
+        WON,
+        ServedUntil(BACK.at, "a", "job"),
+        BACK,
         END,
     ),
     "passed over in a pause": (
