@@ -16,7 +16,6 @@ from tests.checker.events import (
     ResultReceipt,
     ServedFrom,
     ServedUntil,
-    ServedUntil,
 )
 from tests.checker.test_check import (
     ABLE,
