@@ -104,7 +104,7 @@ proto: $(PROTO_VENV)/.installed ## Generate the Python stubs anew
 .PHONY: clean
 clean: ## Remove environments, caches and builds
 	rm -rf $(VENV) $(PROTO_VENV) .cache stubs bench/croner/node_modules client/go/.build \
-		client/node/node_modules client/node/.build client/node/dist client/java/target \
+		client/node/node_modules client/node/.build client/node/dist client/java/target client/examples/rust/Cargo.lock proto/stubs/rust/Cargo.lock \
 		client/examples/rust/target proto/stubs/rust/target \
 		build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
