@@ -64,6 +64,7 @@ class Attaching:
         self._jobs = jobs
         self._holding = holding
         self._beating = beating
+        self._left: dict[str, list[Hold]] = {}
 
     # --- Subscribe -----------------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class Attaching:
         session.stream_id = request.stream_id
         session.attached = session.fresh = session.draining = session.blocked = False
         context.sessions.put(session)
+        self._forget_left(request.session_id)
         self._offer_time(session, offered)
         self._time_session(session)
         if request.watchable:
@@ -417,29 +419,51 @@ class Attaching:
         if session.stream_id is not None:
             error = NotFoundError("session", session_id, _SUBSCRIBE_AGAIN)
             context.out.append(EndStream(session_id, session.stream_id, error))
+        context.out.append(UnwatchClient(session_id))
         for hold in self._part_with(session):
             self._holding.give_back_later(hold)
 
     def close(self, request: CloseSession) -> None:
-        """The client leaves: what surely stopped is handed over, the rest lapses (S23)."""
+        """The client leaves: what surely stopped is handed over, the rest lapses, if its process does
+        not end before (S23).
+        """
         context = self._context
         session = context.sessions.get(request.session_id)
         if session is not None:
             context.log(Level.INFO, "session_closed", session_id=session.session_id)
             if session.stream_id is not None:
                 context.out.append(EndStream(session.session_id, session.stream_id, None))
+            left: list[Hold] = []
             for hold in self._part_with(session):
                 if hold.token in request.stopped:
                     self._holding.give_back(hold, Reason.HANDED_OVER)
                 else:
                     self._holding.leave_to_lease(hold)
+                    left.append(hold)
+            if left and context.capabilities.leases:
+                self._left[session.session_id] = left
+                over_at = context.now + max(hold.lease_ms for hold in left)
+                context.timers.set(("left", session.session_id), over_at)
+            else:
+                context.out.append(UnwatchClient(session.session_id))
         context.out.append(Answer(request.request_id, Closed()))
+
+    def left_time_over(self, session_id: str) -> None:
+        """The leases of what a client left running are over: its process is of no account any more."""
+        self._forget_left(session_id)
+        self._context.out.append(UnwatchClient(session_id))
+
+    def _forget_left(self, session_id: str) -> list[Hold]:
+        self._context.timers.clear(("left", session_id))
+        return self._left.pop(session_id, [])
 
     def client_exited(self, event: ClientExited) -> None:
         """S24. The process is gone for certain: its runs are released at once."""
         context = self._context
         session = context.sessions.get(event.session_id)
         if session is None:
+            for hold in self._forget_left(event.session_id):
+                self._holding.release(hold.job, hold.slot, hold.token, Reason.HANDED_OVER)
             return
         session.exited = True
         context.log(Level.WARNING, "client_exited", session_id=session.session_id)
@@ -447,6 +471,7 @@ class Attaching:
             context.out.append(EndStream(session.session_id, session.stream_id, None))
         leaving = session.draining or context.stopping
         reason = Reason.HANDED_OVER if leaving else Reason.RUNNER_LOST
+        context.out.append(UnwatchClient(session.session_id))
         for hold in self._part_with(session):
             self._holding.give_back(hold, reason)
 
@@ -460,7 +485,6 @@ class Attaching:
         context.sessions.remove(session)
         context.timers.clear(("session", session.session_id))
         context.timers.clear(("shrink", session.session_id))
-        context.out.append(UnwatchClient(session.session_id))
         for hold in holds:
             if not hold.handed_over and not self._placed_anew(hold):
                 self._holding.give_back(hold, Reason.NOT_ACCEPTED)

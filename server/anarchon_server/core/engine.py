@@ -174,6 +174,7 @@ class Engine:
             "give_back": self._holding.give_back_due,
             "session": self._attaching.session_time_over,
             "shrink": self._attaching.shrink,
+            "left": self._attaching.left_time_over,
             "stop": self._stopping.grace_over,
             "stop_end": self._stopping.end,
             "prune": self._prune,

@@ -660,6 +660,39 @@ def test_s23_a_client_that_leaves_hands_over_what_stopped_and_leaves_the_rest_to
     assert len(renewals(sidecar)) <= 2
 
 
+def test_s23_what_a_client_left_running_is_handed_over_when_its_process_ends() -> None:
+    world, sidecar, client = running(watchable=True)
+    client.close()
+    assert sidecar.watches() == [WatchClient("client", 4711)]
+    world.run_for(1_000)
+    assert current(world.run(60_000)) == (1, "running", "")
+    sidecar.feed(ClientExited("client"))
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "interrupted", "handed_over")
+
+
+def test_s23_a_process_that_goes_on_is_watched_for_as_long_as_its_lease() -> None:
+    world, sidecar, client = running(every(60_000, lease_ms=10_000), watchable=True)
+    client.close()
+    world.run_for(9_999)
+    assert sidecar.watches() == [WatchClient("client", 4711)]
+    world.run_for(1)
+    assert sidecar.watches()[-1] == UnwatchClient("client")
+    assert sidecar.feed(ClientExited("client")) == []
+
+
+def test_s23_a_client_that_comes_back_has_not_left_what_it_runs() -> None:
+    world, sidecar, client = running(every(60_000, lease_ms=10_000), watchable=True)
+    kept = tuple(client.running)
+    client.close()
+    client.silent = False
+    client.subscribe(in_flight=kept)
+    sidecar.settle()
+    world.run_for(20_000)
+    assert UnwatchClient("client") not in sidecar.watches()
+    assert current(world.run(60_000)) == (1, "running", "")
+
+
 def test_s23_closing_without_a_stream_or_a_session_is_answered_too() -> None:
     _, sidecar, client = lone()
     client.lose_stream()
