@@ -179,12 +179,12 @@ class Attaching:
         session.stream_id = request.stream_id
         session.attached = session.fresh = session.draining = session.blocked = False
         context.sessions.put(session)
-        self._forget_left(request.session_id)
+        left = self._forget_left(request.session_id)
         self._offer_time(session, offered)
         self._time_session(session)
         if request.watchable:
             context.out.append(WatchClient(request.session_id, request.client.process_id))
-        elif reopened:  # the process that opened it before may be another
+        elif reopened or left:  # the process that opened it before may be another
             context.out.append(UnwatchClient(request.session_id))
         return session
 

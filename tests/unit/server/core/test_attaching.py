@@ -693,6 +693,13 @@ def test_s23_a_client_that_comes_back_has_not_left_what_it_runs() -> None:
     assert current(world.run(60_000)) == (1, "running", "")
 
 
+def test_s23_a_process_that_left_is_watched_no_more_when_another_opens_its_session() -> None:
+    _, sidecar, client = running(watchable=True)
+    client.close()
+    client.subscribe(watchable=False)
+    assert sidecar.watches()[-1] == UnwatchClient("client")
+
+
 def test_s23_closing_without_a_stream_or_a_session_is_answered_too() -> None:
     _, sidecar, client = lone()
     client.lose_stream()
