@@ -19,6 +19,7 @@ from tests.checker.common import (
     outlived_their_timeout,
     patience,
     results_without_receipt,
+    retried_unasked,
 )
 from tests.checker.events import HandlerStarted, HandlerStepped, ResultReceipt, RunSaved
 from tests.checker.history import History, Violation
@@ -38,6 +39,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from _given_back_needlessly(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
+    yield from retried_unasked(history)
     yield from not_told_of_their_timeout(history)
 
 

@@ -274,6 +274,25 @@ def outlived_their_timeout(history: History) -> Iterable[Violation]:
             yield Violation("S21", last.at, *key, f"a success after {ran_for} ms")
 
 
+def retried_unasked(history: History) -> Iterable[Violation]:
+    """S22: what a handler says of retries is kept: none after a permanent failure, and none sooner
+    than it asks for.
+    """
+    for key, states in history.saved.items():
+        for run in states:
+            handler = history.handlers.get(run.token)
+            told = handler.ended if handler is not None else None
+            if run.state != "retrying" or run.by != "complete" or told is None:
+                continue
+            assert run.retry_at is not None
+            pause_ms, asked_ms = run.retry_at - run.at, told.retry_after_ms
+            if told.permanent:
+                yield Violation("S22", run.at, *key, "to be retried after a permanent failure")
+            if asked_ms is not None and pause_ms != asked_ms:
+                text = f"to be retried after {pause_ms} ms, though {asked_ms} ms were asked for"
+                yield Violation("S22", run.at, *key, text)
+
+
 def not_told_of_their_timeout(history: History) -> Iterable[Violation]:
     """S21: whoever outlives the timeout is told, as soon as a client can be."""
     for handler in history.handlers.values():

@@ -184,10 +184,14 @@ class HandlerTold(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandlerEnded(Event):
-    """A handler returned, raised or obeyed."""
+    """A handler returned, raised or obeyed. `permanent`: what it raised forbids a retry;
+    `retry_after_ms`: it asks for that pause before the next (None: it raised nothing, or asks for none).
+    """
 
     token: str
     app: str
+    permanent: bool = False
+    retry_after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class Handler:
     start: HandlerStarted
     told_at: int | None = None
     ended_at: int | None = None
+    ended: HandlerEnded | None = None
     receipt_at: int | None = None
 
 
@@ -100,6 +101,7 @@ class History:
                 handler.told_at = event.at if handler.told_at is None else handler.told_at
             case HandlerEnded() if event.token in self.handlers:
                 self.handlers[event.token].ended_at = event.at
+                self.handlers[event.token].ended = event
             case ResultReceipt() if event.token in self.handlers:
                 self.handlers[event.token].receipt_at = event.at
             case JobPaused():

@@ -18,6 +18,7 @@ from tests.checker.common import (
     outlived_their_timeout,
     patience,
     results_without_receipt,
+    retried_unasked,
 )
 from tests.checker.events import HandlerStarted, HandlerStepped, LeasesEnded, RunSaved
 from tests.checker.history import FOREVER, History, Key, Violation
@@ -35,6 +36,7 @@ def judge(history: History) -> Iterable[Violation]:
     yield from _left_waiting(history)
     yield from results_without_receipt(history)
     yield from outlived_their_timeout(history)
+    yield from retried_unasked(history)
     yield from not_told_of_their_timeout(history)
 
 

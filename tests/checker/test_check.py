@@ -98,6 +98,7 @@ def saved(at: int, before: RunSaved = CLAIMED, **changes: Any) -> RunSaved:
 
 
 DONE = saved(SLOT + 510, state="success", by="complete", lease_until=None)
+RETRYING = saved(SLOT + 510, state="retrying", by="complete", retry_at=SLOT + 1_510)
 GOOD = (JOB, DUE, ABLE, CLAIMED, STARTED, STEPPED, ENDED, DONE, RECEIPT, END)
 LOST = saved(SLOT + 200, state="interrupted", freed="runner_lost", by="release")
 SECOND = saved(
@@ -164,6 +165,14 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
         (JOB, DUE, saved(SLOT + 100, state="skipped", reason="missed", token="", by="settle"), END),
     ),
     "claimed after its deadline": ("F10", (JOB, DUE, saved(SLOT + 5_100, by="claim"), END)),
+    "retried after a permanent failure": (
+        "S22",
+        (JOB, CLAIMED, STARTED, replace(ENDED, permanent=True), RETRYING, END),
+    ),
+    "retried sooner than asked for": (
+        "S22",
+        (JOB, CLAIMED, STARTED, replace(ENDED, retry_after_ms=3_000), RETRYING, END),
+    ),
     "skipped for nothing": (
         "S18",
         (JOB, saved(SLOT, state="skipped", reason="overlap", token="", blocking_slot=1), END),
@@ -336,6 +345,15 @@ FINE: dict[str, tuple[Event, ...]] = {
         ABLE,
         replace(DUE, missed_at=SLOT + 10),
         saved(SLOT + 20, store_at=90_000, state="skipped", reason="missed", token="", by="settle"),
+        END,
+    ),
+    "retried when it asked to be": (
+        JOB,
+        CLAIMED,
+        STARTED,
+        replace(ENDED, retry_after_ms=1_000),
+        RETRYING,
+        RECEIPT,
         END,
     ),
     "counted in a row": (

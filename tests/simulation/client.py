@@ -32,6 +32,7 @@ from tests.simulation.timeline import Action
 
 if TYPE_CHECKING:
     from tests.simulation.host import Host
+    from tests.simulation.plan import Work
 
 StreamEvent = m.Attached | m.Assigned | m.Cancelled | m.Draining
 
@@ -177,6 +178,16 @@ def _shares(
     return [specs[n::sessions] for n in range(sessions)]
 
 
+def _failure(work: Work, source: str) -> Failure:
+    """What a handler raises: an error, which may say something of retries (S22)."""
+    rng = random.Random(f"failure {source}")
+    kind = rng.random()
+    if kind < work.permanent:
+        return Failure("Boom", permanent=True)
+    asks = kind < work.permanent + work.asks
+    return Failure("Boom", retry_after_ms=rng.randint(0, 4_000) if asks else None)
+
+
 @dataclass(slots=True)
 class _Handler:
     """A handler that runs."""
@@ -301,7 +312,8 @@ class SimClient(ABC):
         )
         self.app.after(handler.step_ms, lambda: self._step(token), look=False)
         raises = rng.random() < work.fails
-        outcome = Outcome(failure=Failure("Boom")) if raises else Outcome(result="done")
+        failure = _failure(work, f"{world.plan.seed} {token}") if raises else None
+        outcome = Outcome(failure=failure) if failure else Outcome(result="done")
         self.app.after(handler.duration_ms, lambda: self._end(token, outcome))
 
     def _step(self, token: str) -> None:
@@ -327,7 +339,10 @@ class SimClient(ABC):
         handler = self.running.pop(token, None)
         if handler is None:
             return
-        self.app.host.world.record(HandlerEnded(self._now, token, self.app.name))
+        told = outcome.failure or Failure("")
+        self.app.host.world.record(
+            HandlerEnded(self._now, token, self.app.name, told.permanent, told.retry_after_ms)
+        )
         elapsed = self._now - handler.since
         self._report(
             token, Outcome(outcome.result, outcome.failure, outcome.stopped, elapsed_ms=elapsed)

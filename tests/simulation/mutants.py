@@ -25,7 +25,10 @@ from anarchon_server.core.model import (
     Attempt,
     AttemptCause,
     CatchUpPolicy,
+    Failure,
+    Outcome,
     OverlapPolicy,
+    RetrySpec,
     Run,
 )
 from anarchon_server.core.policy import Job
@@ -457,6 +460,26 @@ def given_back_but_once() -> AbstractContextManager[object]:
     return patch.object(Holding, "_may_be_on_its_way", lambda self, pending: False)
 
 
+def _failures_taken_for(heard: Callable[[Failure], Failure]) -> AbstractContextManager[object]:
+    completion_of = Holding._completion_of
+
+    def misheard(self: Holding, job: str, slot: int, token: str, told: Outcome) -> Completion:
+        failure = heard(told.failure) if told.failure is not None else None
+        return completion_of(self, job, slot, token, replace(told, failure=failure))
+
+    return patch.object(Holding, "_completion_of", misheard)
+
+
+def permanent_failures_retried() -> AbstractContextManager[object]:
+    """S22: what a handler calls permanent is retried all the same."""
+    return _failures_taken_for(lambda failure: replace(failure, permanent=False))
+
+
+def pauses_asked_for_not_made() -> AbstractContextManager[object]:
+    """S22: the pause before a retry is the policy's, whatever a handler asks for."""
+    return _failures_taken_for(lambda failure: replace(failure, retry_after_ms=None))
+
+
 def result_dropped() -> AbstractContextManager[object]:
     """S27: a result that the store did not take at once is taken for recorded."""
     failed = engine.Engine._failed
@@ -552,6 +575,11 @@ SKIPS = (
     ("overlap", OverlapPolicy.SKIP),
     ("catch_up", CatchUpPolicy.NONE),
     ("retry", None),
+)
+RETRIED = Focus(
+    (),
+    spec=(("retry", RetrySpec(3, 500, 1.5, 2_000)),),
+    work=(("fails", 0.5), ("permanent", 0.3), ("asks", 0.3)),
 )
 BUSY = (("duration_ms", (500, 3_000)), ("step_ms", (20, 100)))
 
@@ -662,6 +690,8 @@ MUTANTS = (
             (), spec=(("timeout_ms", 500), ("cancel_grace_ms", 0)), work=(*LONG, ("ignores", 1.0))
         ),
     ),
+    _mutant(permanent_failures_retried, "S22", RETRIED),
+    _mutant(pauses_asked_for_not_made, "S22", RETRIED),
     _mutant(fence_does_not_grow, "F4", Focus(("kill_app", "store_clock"), ON_A_NETWORK)),
     _mutant(final_runs_taken_over, "I3 F1 I1", Focus(("bad_network",))),
     _mutant(

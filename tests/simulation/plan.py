@@ -43,13 +43,16 @@ Between them lies whatever comes late.
 class Work:
     """What a job's handlers do. Durations in milliseconds, drawn for each between two bounds.
 
-    A share `fails` raises; a share `ignores` does not listen to cancellations.
+    A share `fails` raises, of which a share `permanent` forbids a retry, and a share `asks` asks for a
+    pause of its own before it; a share `ignores` does not listen to cancellations.
     """
 
     duration_ms: tuple[int, int] = (10, 300)
     step_ms: tuple[int, int] = (40, 250)
     obeys_within_ms: int = 100
     fails: float = 0.0
+    permanent: float = 0.0
+    asks: float = 0.0
     ignores: float = 0.0
 
 
@@ -225,6 +228,8 @@ def _draw_job(rng: random.Random, name: str) -> SimJob:
         step_ms=rng.choice(((20, 100), (50, 400))),
         obeys_within_ms=rng.choice((0, 50, lease_margin(lease) - 100)),
         fails=rng.choice((0.0, 0.2)),
+        permanent=0.15,
+        asks=0.15,
         ignores=rng.choice((0.0, 0.0, 0.5, 1.0)),
     )
     overlap = rng.choice((None, *OverlapPolicy, OverlapPolicy.QUEUE, OverlapPolicy.CANCEL))

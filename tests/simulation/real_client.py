@@ -233,6 +233,10 @@ def _outcome_out(outcome: Outcome) -> run_pb2.Outcome:
     message = run_pb2.Outcome(elapsed=conversion.duration(outcome.elapsed_ms))
     if outcome.failure is not None:
         message.failure.type = outcome.failure.type
+        message.failure.permanent = outcome.failure.permanent
+        if outcome.failure.retry_after_ms is not None:
+            after = conversion.duration(outcome.failure.retry_after_ms)
+            message.failure.retry_after.CopyFrom(after)
     elif outcome.stopped is not None:
         reason = conversion.enum_out(outcome.stopped, run_pb2.CancelReason, "CANCEL_REASON_")
         message.stopped.reason = reason
