@@ -136,6 +136,12 @@ def test_a_run_that_was_claimed_run_and_recorded_breaks_nothing() -> None:
     assert check(GOOD) == []
 
 
+def counted(covered: int) -> RunSaved:
+    """A row for so many missed slots."""
+    missed: dict[str, Any] = {"state": "skipped", "reason": "missed", "token": "", "by": "settle"}
+    return saved(39_000, covered=covered, lease_until=None, **missed)
+
+
 BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     "a final state changes": ("I3", (*GOOD[:-1], saved(SLOT + 900, DONE, state="failed"), END)),
     "an attempt is skipped": ("I2", (JOB, CLAIMED, LOST, replace(SECOND, attempt=3), END)),
@@ -220,6 +226,19 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     "recorded, and not there": ("S17", without(DONE)),
     "missed though somebody could": ("F3", (JOB, DUE, ABLE, END)),
     "neither row nor count": ("F14", (JOB, DUE, END)),
+    "counted in a row that can count no more, and was not there": (
+        "F14",
+        (JOB, replace(DUE, slot=5_000), DUE, counted(10_000), END),
+    ),
+    "not counted in a row that could": (
+        "F14",
+        (
+            JOB,
+            *(replace(DUE, slot=slot) for slot in range(SLOT - 10_000, SLOT)),
+            counted(9_999),
+            END,
+        ),
+    ),
     "counted twice": (
         "F14",
         (*GOOD, saved(39_000, slot=5_000, state="skipped", reason="missed", token="", covered=3)),
@@ -356,19 +375,12 @@ FINE: dict[str, tuple[Event, ...]] = {
         RECEIPT,
         END,
     ),
-    "counted in a row": (
+    "counted in a row": (JOB, replace(DUE, slot=5_000), DUE, counted(2), END),
+    "more than a row can count": (
         JOB,
-        replace(DUE, slot=5_000),
+        *(replace(DUE, slot=slot) for slot in range(SLOT - 10_000, SLOT)),
         DUE,
-        saved(
-            39_000,
-            state="skipped",
-            reason="missed",
-            token="",
-            covered=2,
-            by="settle",
-            lease_until=None,
-        ),
+        counted(10_000),
         END,
     ),
 }
