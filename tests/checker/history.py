@@ -16,6 +16,7 @@ from tests.checker.events import (
     AppDied,
     AppFroze,
     AppThawed,
+    ClockStepped,
     Event,
     HandlerEnded,
     HandlerStarted,
@@ -126,8 +127,16 @@ class History:
 
     def comes_at(self, slot: int) -> int:
         """The true time of a slot, by the store's clock as it is in the end."""
-        shown = [event for event in self.events if isinstance(event, RunSaved)][-1]
-        return slot - (shown.store_at - shown.at)
+        ahead_ms = 0
+        for event in self.events:
+            match event:
+                case RunSaved():
+                    ahead_ms = event.store_at - event.at
+                case ClockStepped():
+                    ahead_ms += event.by_ms
+                case _:
+                    pass
+        return slot - ahead_ms
 
     def goes_first(self, key: Key, start: int, end: int) -> bool:
         """Whether another run of the job was unfinished at any time from `start` to `end`, where runs

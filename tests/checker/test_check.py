@@ -99,6 +99,7 @@ def saved(at: int, before: RunSaved = CLAIMED, **changes: Any) -> RunSaved:
 
 DONE = saved(SLOT + 510, state="success", by="complete", lease_until=None)
 RETRYING = saved(SLOT + 510, state="retrying", by="complete", retry_at=SLOT + 1_510)
+WAITING = replace(CLAIMED, state="due", attempt=0, token="", fence=0, lease_until=None)
 GOOD = (JOB, DUE, ABLE, CLAIMED, STARTED, STEPPED, ENDED, DONE, RECEIPT, END)
 LOST = saved(SLOT + 200, state="interrupted", freed="runner_lost", by="release")
 SECOND = saved(
@@ -182,6 +183,17 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
     "skipped for nothing": (
         "S18",
         (JOB, saved(SLOT, state="skipped", reason="overlap", token="", blocking_slot=1), END),
+    ),
+    "left waiting": ("S18", (JOB, ABLE, WAITING, END)),
+    "left waiting after the clock came to its slot again": (
+        "S18",
+        (
+            JOB,
+            ABLE,
+            replace(WAITING, at=SLOT - 5_000),
+            ClockStepped(SLOT - 4_000, -5_000),
+            END,
+        ),
     ),
     "told WON without having won": ("F1", (*GOOD, ClaimWon(SLOT, "job", SLOT, 1, "t9", 1, "b.1"))),
     "started twice": ("I1", (JOB, CLAIMED, STARTED, STARTED, END)),
@@ -373,6 +385,13 @@ FINE: dict[str, tuple[Event, ...]] = {
         replace(ENDED, retry_after_ms=1_000),
         RETRYING,
         RECEIPT,
+        END,
+    ),
+    "waits, for the clock was set back and has not come to its slot again": (
+        JOB,
+        ABLE,
+        WAITING,
+        ClockStepped(SLOT + 100, -3_600_000),
         END,
     ),
     "counted in a row": (JOB, replace(DUE, slot=5_000), DUE, counted(2), END),
