@@ -175,7 +175,7 @@ func TestAnAdminErrorIsTheKindThatItsReasonSays(t *testing.T) {
 	}
 	absent := adminAt(t, "127.0.0.1:1")
 	if _, err := absent.Instance(patient(t), ""); !errors.Is(err, ErrUnavailable) ||
-		!strings.Contains(err.Error(), "start one with `anarchon serve`") {
+		!strings.Contains(err.Error(), "start one with `anarchon serve`, or give the address of another") {
 		t.Error(err)
 	}
 }

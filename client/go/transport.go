@@ -153,7 +153,8 @@ func ownerOf(file os.FileInfo) uint32 {
 // absence is what to say where no sidecar answers, and what to do about it.
 func (e *endpoint) absence() string {
 	if local, _ := isLocal(e.address); local {
-		return fmt.Sprintf("no sidecar answers at %s; start one with `anarchon serve`", e.address)
+		return fmt.Sprintf("no sidecar answers at %s; start one with `anarchon serve`, "+
+			"or give the address of another", e.address)
 	}
 	return "no sidecar answers at " + e.address
 }

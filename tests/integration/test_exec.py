@@ -12,13 +12,14 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from tests.integration.harness import Process
 from tests.servers.ports import free_port
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 class Beside:
@@ -36,8 +37,9 @@ class Beside:
         }
 
     async def start(self) -> None:
-        flags = ("--listen", self.address, "--lease", "3s")
-        await self.sidecar.spawn("-m", "anarchon_server", "serve", *flags, env=self.env)
+        # The lease is as long as the default: on a busy machine a shorter one may end in mid-run.
+        serve = ("-m", "anarchon_server", "serve", "--listen", self.address)
+        await self.sidecar.spawn(*serve, env=self.env)
 
     async def exec(self, *arguments: str) -> Process:
         program = Process(self.folder / f"exec{len(self.programs)}.log")
@@ -46,20 +48,25 @@ class Beside:
         return program
 
     async def ask(self, *arguments: str) -> tuple[int, str]:
-        """Run an admin command; its status and output."""
+        """Run an admin command; its status and output, or what it said of there being none."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "anarchon_server", *arguments),
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **self.env},
         )
         async with asyncio.timeout(WAIT_S):
-            output, _ = await process.communicate()
+            output, errors = await process.communicate()
         assert process.returncode is not None
-        return process.returncode, output.decode()
+        return process.returncode, (output or errors).decode()
 
     async def trigger(self, job: str, *flags: str) -> dict[str, Any]:
-        """Trigger a run as soon as somebody handles the job; the run as it is then."""
+        """Trigger a run as soon as somebody handles the job; the run as it is then.
+
+        Once, whatever becomes of the answer: a second run would be skipped while the first goes on.
+        """
+        if "--request-id" not in flags:
+            flags = (*flags, "--request-id", str(uuid4()))
         async with asyncio.timeout(WAIT_S):
             while True:
                 status, output = await self.ask("trigger", job, "--json", *flags)

@@ -18,7 +18,7 @@ import {
 } from './generated/anarchon/v1/admin_pb';
 import type { Run, RunState } from './generated/anarchon/v1/run_pb';
 import { namedSpec, Job } from './jobs';
-import { stderrLogger, type Logger } from './logger';
+import { guarded, stderrLogger, type Logger } from './logger';
 import { RunWatch } from './run_watch';
 import { MESSAGE_MAX_BYTES } from './session';
 import { Caller, Endpoint, type EndpointOptions, type Method } from './transport';
@@ -85,7 +85,7 @@ export class AdminClient {
     this.endpoint = new Endpoint(options);
     this.endpoint.checkSocket();
     this.address = this.endpoint.address;
-    this.caller = new Caller(this.endpoint, options.logger ?? stderrLogger);
+    this.caller = new Caller(this.endpoint, guarded(options.logger ?? stderrLogger));
   }
 
   /**

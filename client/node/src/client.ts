@@ -20,7 +20,7 @@ import {
 import { ExitTimer } from './exit_timer';
 import { SubscribeRequestSchema } from './generated/anarchon/v1/session_pb';
 import { collect, type Job, type Jobs } from './jobs';
-import { stderrLogger, type Logger } from './logger';
+import { guarded, stderrLogger, type Logger } from './logger';
 import { clientInfo } from './process_info';
 import { Runner } from './runner';
 import { MESSAGE_MAX_BYTES, Session, tooLargeError, type Command, type Fact } from './session';
@@ -100,7 +100,7 @@ export class AnarchonClient {
     }
     this.exits = onLeaseLost === 'exit';
     this.watched = options.watched ?? true;
-    this.logger = options.logger ?? stderrLogger;
+    this.logger = guarded(options.logger ?? stderrLogger);
     this.transport = options.transport;
     this.clock = options.clock ?? new SystemClock();
     this.random = options.random ?? Math.random;

@@ -128,7 +128,9 @@ export class Endpoint {
 
   /** What to say where no sidecar answers, and what to do about it. */
   get absence(): string {
-    const advice = this.isLocal ? '; start one with `anarchon serve`' : '';
+    const advice = this.isLocal
+      ? '; start one with `anarchon serve`, or give the address of another'
+      : '';
     return `no sidecar answers at ${this.address}${advice}`;
   }
 

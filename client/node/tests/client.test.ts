@@ -61,6 +61,33 @@ test('a run is handed out, done, reported; and the client leaves politely', asyn
   assert.equal(logger.lines.length, 1);
 });
 
+test('a logger that throws, or rejects, ends neither handlers nor the process', async (t) => {
+  const said: string[] = [];
+  t.mock.method(console, 'error', (line: string) => said.push(line));
+  const full = () => {
+    throw new Error('the disk is full');
+  };
+  const rejected: () => unknown = () => Promise.reject(new Error('the collector is away'));
+  const stage = new Stage({ logger: { info: full, warn: full, error: rejected } });
+  const subscription = await stage.subscribed(
+    hourly((ctx) => {
+      ctx.log.info('begins');
+      throw new Error('no');
+    }),
+  );
+  const { result } = await stage.sidecar.assign('sync').outcome;
+  assert.equal(result.case === 'failure' && result.value.message, 'no');
+  await stage.sidecar.assign('sync').outcome; // it is handed out and goes on as before
+  await subscription.stop();
+  assert.equal(said[0], 'anarchon: warning: the logger has failed: Error: the disk is full');
+  assert.equal(said[1], 'anarchon: attached to instance fake:1');
+  assert.ok(said.some((line) => /^anarchon: sync .*: begins$/.test(line)));
+  const later = said.indexOf(
+    'anarchon: warning: the logger has failed: Error: the collector is away',
+  );
+  assert.match(said[later + 1] ?? '', /^anarchon: error: sync .*: failed: Error: no/);
+});
+
 test('ticks and keep-alives go on by themselves', async () => {
   const { sidecar, client } = new Stage();
   sidecar.keepAliveInterval = '200ms';

@@ -124,7 +124,7 @@ test('an absent sidecar is said with what to do, and once in the log; it may com
     assert.ok(error instanceof SidecarUnavailableError);
     assert.equal(
       error.message,
-      `no sidecar answers at ${address}; start one with \`anarchon serve\``,
+      `no sidecar answers at ${address}; start one with \`anarchon serve\`, or give the address of another`,
     );
     return true;
   });
@@ -136,7 +136,7 @@ test('an absent sidecar is said with what to do, and once in the log; it may com
   await reported;
   assert.equal(
     quiet.text,
-    `warn: no sidecar answers at ${address}; start one with \`anarchon serve\`; trying again until one answers`,
+    `warn: no sidecar answers at ${address}; start one with \`anarchon serve\`, or give the address of another; trying again until one answers`,
   );
   stream.cancel();
 });

@@ -193,6 +193,7 @@ class Engine:
         self._claiming.pump()
         self._holding.pump_assignments()
         self._holding.pump_results()
+        self._holding.pump_terms()
         self._holding.pump_releases()
         self._stopping.pump()
         self._comparing.pump()

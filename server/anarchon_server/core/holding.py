@@ -8,10 +8,13 @@ any more keeps its place in the session until the client reports it (S21a).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from anarchon_server.core import limits
 from anarchon_server.core.context import Context, read_token
+from anarchon_server.core.errors import InvalidError
 from anarchon_server.core.jobs import Jobs
 from anarchon_server.core.lanes import Call, Lane
 from anarchon_server.core.lease import trust_end
@@ -31,12 +34,14 @@ from anarchon_server.core.messages import (
 from anarchon_server.core.model import (
     AttemptCause,
     CancelReason,
+    JobSpec,
+    JobView,
     Outcome,
     Reason,
     RunView,
     Trigger,
 )
-from anarchon_server.core.policy import Job, Retry
+from anarchon_server.core.policy import Job, Retry, retry_of
 from anarchon_server.core.sessions import Session
 from anarchon_server.core.store import (
     Claim,
@@ -132,13 +137,26 @@ class Hold:
         return self.lease_end_at is not None
 
 
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What a result is judged by: the timeout (S21), and whether a failure is retried (S22)."""
+
+    timeout_ms: int | None
+    retry: Retry | None
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> _Terms:
+        """Those of a definition that the store has. Raises `InvalidError`."""
+        return cls(spec.timeout_ms, retry_of(spec))
+
+
 @dataclass(slots=True)
 class _Result:
     """A result on its way to the store, with those who wait for its receipt.
 
     It is kept for `kept_ms`: 5 minutes, or as long as its lease, if that is longer (S27).
     `told` is what the client said, `completion` what that counts as; until `judge_by` the latter
-    waits for somebody to offer the job.
+    waits for the job to be known. `terms` is what the store says of it, once it `was_asked`.
     """
 
     told: Outcome
@@ -146,6 +164,8 @@ class _Result:
     since: int
     kept_ms: int
     judge_by: int | None = None
+    was_asked: bool = False
+    terms: _Terms | None = None
     not_before: int = 0
     waiters: list[tuple[int, int]] = field(default_factory=list)
 
@@ -197,6 +217,7 @@ class Holding:
         self._holds: dict[str, Hold] = {}
         self._waiting: dict[str, Hold] = {}
         self._results: dict[str, _Result] = {}
+        self._unjudged: dict[str, _Result] = {}
         self._recorded_lately: dict[str, None] = {}
         self._requests: dict[int, _Request] = {}
         self._releases: dict[str, _Release] = {}
@@ -643,9 +664,8 @@ class Holding:
 
     def _result_of(self, job: str, slot: int, token: str, told: Outcome) -> _Result:
         """A result as it came. A client whose sidecar was restarted may report before it has
-        subscribed again: it waits a little for the job, which says what its
-        timeout is and whether it is retried (S21, S22). Nothing of that matters to one that obeyed
-        another stop.
+        subscribed again: then the store is asked for the job, which says what its timeout is and
+        whether it is retried (S21, S22). Nothing of that matters to one that obeyed another stop.
         """
         hold, now = self._holds.get(token), self._context.now
         completion = self._completion_of(job, slot, token, told)
@@ -653,47 +673,102 @@ class Holding:
         result = _Result(told, completion, now, kept_ms)
         counts = told.stopped in (None, CancelReason.TIMEOUT)
         if counts and hold is None and self._jobs.latest(job) is None:
-            result.judge_by = now + limits.JOB_AWAITED
-            self._context.timers.set(("result", token), result.judge_by)
+            self._unjudged[token] = result
+            self._judge_by(result, now + limits.JOB_AWAITED)
         return result
 
-    def _completion_of(self, job: str, slot: int, token: str, told: Outcome) -> Completion:
-        outcome = self._by_its_timeout(token, job, told)
-        pause_ms = self._retry_in(job, outcome, self._holds.get(token))
-        return Completion(job, slot, token, outcome, pause_ms)
+    def _judge_by(self, result: _Result, at: int) -> None:
+        result.judge_by = at
+        self._context.timers.set(("result", result.completion.token), at)
+
+    def _completion_of(
+        self, job: str, slot: int, token: str, told: Outcome, stored: _Terms | None = None
+    ) -> Completion:
+        outcome = self._by_its_timeout(token, job, told, stored)
+        return Completion(job, slot, token, outcome, self._retry_in(token, job, outcome, stored))
 
     def _is_judged(self, result: _Result) -> bool:
-        """Whether a result may go to the store: its job is known, or was waited for long enough."""
+        """Whether a result may go to the store: its job is known, or was waited for long enough.
+
+        Without leases only a client that offers the job makes a retry possible (S22), and nobody
+        takes the run over meanwhile: the client is waited for.
+        """
         if result.judge_by is None:
             return True
         done, context = result.completion, self._context
         known = self._jobs.latest(done.job) is not None
-        if not (known or context.stopping or result.judge_by <= context.now):
+        known = known or (context.capabilities.leases and result.terms is not None)
+        leaving = context.stopping and result.was_asked
+        if not (known or leaving or result.judge_by <= context.now):
             return False
         result.judge_by = None
-        result.completion = self._completion_of(done.job, done.slot, done.token, result.told)
+        del self._unjudged[done.token]
+        result.completion = self._completion_of(
+            done.job, done.slot, done.token, result.told, result.terms
+        )
         return True
 
-    def _by_its_timeout(self, token: str, job: str, outcome: Outcome) -> Outcome:
+    def pump_terms(self) -> None:
+        """Asks the store for the jobs of results that came before a client offered them."""
+        context = self._context
+        if not self._unjudged or not context.lanes.free(Lane.JOBS, context.now):
+            return
+        jobs = (each.completion.job for each in self._unjudged.values() if not each.was_asked)
+        names = tuple(islice(dict.fromkeys(jobs), limits.PAGE_MAX))
+        if not names:
+            return
+        of_these = [each for each in self._unjudged.values() if each.completion.job in names]
+
+        def replied(_: Call, reply: Reply[JobView]) -> None:
+            found = {view.name: view.spec for view in reply.answers}
+            for result in of_these:
+                result.was_asked = True
+                # What a later version allows may make no sense here.
+                with suppress(KeyError, InvalidError):
+                    result.terms = _Terms.of(found[result.completion.job])
+
+        def failed(_: bool) -> None:
+            """A store that is away takes no result either: that time does not count."""
+            for result in of_these:
+                if result.judge_by is not None:
+                    until = min(context.now + limits.JOB_AWAITED, result.since + result.kept_ms)
+                    self._judge_by(result, max(result.judge_by, until))
+
+        context.out.append(
+            context.lanes.call(
+                Lane.JOBS, Method.JOBS, (names, "", len(names)), context.now, replied, failed
+            )
+        )
+
+    def _terms_of(self, token: str, job: str, stored: _Terms | None = None) -> _Terms | None:
+        """What a result of the job is judged by, as far as it is known; at last, as it is `stored`."""
+        hold, job_now = self._holds.get(token), self._jobs.latest(job)
+        if hold is not None:
+            return _Terms(hold.timeout_ms, hold.retry)
+        if job_now is not None:
+            return _Terms(job_now.spec.timeout_ms, job_now.retry)
+        return stored
+
+    def _by_its_timeout(
+        self, token: str, job: str, outcome: Outcome, stored: _Terms | None = None
+    ) -> Outcome:
         """S21. An attempt that has outlived its timeout is that, whatever its handler made of it;
         also where the store was away when it should have learned so, or its session is lost.
         """
-        hold, job_now = self._holds.get(token), self._jobs.latest(job)
-        if hold is not None:
-            timeout_ms = hold.timeout_ms
-        else:
-            timeout_ms = job_now.spec.timeout_ms if job_now is not None else None
+        terms = self._terms_of(token, job, stored)
+        timeout_ms = terms.timeout_ms if terms is not None else None
         if timeout_ms is None or outcome.elapsed_ms <= timeout_ms:
             return outcome
         return replace(outcome, result="", stopped=CancelReason.TIMEOUT)
 
-    def _retry_in(self, job: str, outcome: Outcome, hold: Hold | None) -> int | None:
+    def _retry_in(
+        self, token: str, job: str, outcome: Outcome, stored: _Terms | None
+    ) -> int | None:
         """S22. How long after this attempt another may be made, should it be a failure that is
         followed by one; whether it is, the store decides.
         """
-        job_now = self._jobs.latest(job)
-        retry = hold.retry if hold else (job_now.retry if job_now else None)
-        if retry is None:
+        terms = self._terms_of(token, job, stored)
+        if terms is None or terms.retry is None:
             return None
         failure = outcome.failure
         if failure is None and outcome.stopped is not CancelReason.TIMEOUT:
@@ -706,7 +781,8 @@ class Holding:
             return None  # nobody would make it
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
-        return retry.pause(hold.failed if hold else 0, self._context.draw)
+        hold = self._holds.get(token)
+        return terms.retry.pause(hold.failed if hold else 0, self._context.draw)
 
     def _finish(self, token: str) -> None:
         """The handler has ended: its place is free, its lease renewed until it is recorded."""

@@ -27,6 +27,7 @@ class Lane(StrEnum):
     REGISTER = "register"
     PRUNE = "prune"
     INSTANCES = "instances"
+    JOBS = "jobs"
 
 
 @dataclass(frozen=True, slots=True)

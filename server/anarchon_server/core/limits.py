@@ -112,7 +112,8 @@ RETRY_FIRST = 50
 RETRY_MAX = SECOND
 RESULTS_KEPT = 5 * MINUTE
 RESULTS_WAITING_MAX = 20_000
-JOB_AWAITED = 6 * SECOND  # for a client's longest back-off before it subscribes again, and a second
+JOB_AWAITED = 6 * SECOND
+"""For a client's longest back-off before it subscribes again, and a second."""
 RECORDED_REMEMBERED = 20_000
 
 # What history keeps, by S30

@@ -165,6 +165,7 @@ class Method(StrEnum):
     REGISTER = "register"
     PRUNE = "prune"
     INSTANCES = "instances"
+    JOBS = "jobs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
         max_attempts=spec.max_attempts or (limits.MAX_ATTEMPTS if capabilities.leases else 1),
         cancel_grace_ms=_or(spec.cancel_grace_ms, limits.CANCEL_GRACE),
         stop_grace_ms=_or(spec.stop_grace_ms, limits.STOP_GRACE),
-        retry=_retry(spec),
+        retry=retry_of(spec),
     )
 
 
@@ -308,7 +308,8 @@ def _catch_up(spec: JobSpec, capabilities: Capabilities) -> CatchUpPolicy:
     return wanted
 
 
-def _retry(spec: JobSpec) -> Retry | None:
+def retry_of(spec: JobSpec) -> Retry | None:
+    """Whether and how failed attempts are followed by others. Raises `InvalidError`."""
     given = spec.retry
     if given is None:
         return None

@@ -37,6 +37,24 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 0),
 )
 
+PING_EVERY_MS = 30_000
+PING_TIMEOUT_MS = 20_000
+"""A peer whose machine or network has vanished says nothing: one that does not answer a ping for so
+long is cut off, and what its calls held, such as a place among those who watch runs, is free again.
+"""
+
+
+def options_at(address: Address) -> tuple[tuple[str, int], ...]:
+    """Return the options of a server at `address`. Over a Unix socket no peer vanishes unnoticed."""
+    if address.path is not None:
+        return OPTIONS
+    return (
+        *OPTIONS,
+        ("grpc.keepalive_time_ms", PING_EVERY_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # a minute otherwise, whatever the former
+    )
+
 
 class Server:
     """The services of one sidecar at one address.
@@ -62,7 +80,7 @@ class Server:
         credentials = _credentials(config)
         server = aio.server(
             interceptors=interceptors,
-            options=OPTIONS,
+            options=options_at(config.listen),
             maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX,
         )
         self._add_services(server)

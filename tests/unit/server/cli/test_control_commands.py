@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from anarchon import SidecarUnavailableError
-from anarchon.v1 import run_pb2, session_pb2
+from anarchon.v1 import admin_pb2, run_pb2, session_pb2
 from anarchon_server import cli
 from anarchon_server.cli import _admin, trigger
 from tests.unit.server.sidecars import (
@@ -246,10 +246,18 @@ async def test_an_argument_that_cannot_be_sent_is_one_line(
 
 
 class Answers:
-    """An admin side that makes one run, and says of it what it is told to."""
+    """An admin side that makes one run, and says of it what it is told to.
 
-    def __init__(self, *answers: run_pb2.Run | BaseException) -> None:
+    `handlers` are the instances that handle its job, as they are when it is asked; the last stays.
+    """
+
+    def __init__(
+        self,
+        *answers: run_pb2.Run | BaseException,
+        handlers: tuple[str, ...] = ("host:1",),
+    ) -> None:
         self._answers = list(answers)
+        self._handlers = list(handlers)
 
     def trigger_run(self, job: str, **_: object) -> run_pb2.Run:
         return run_pb2.Run(job=job, slot=1_000, state=run_pb2.RUN_STATE_DUE)
@@ -260,19 +268,82 @@ class Answers:
             raise answer
         return answer
 
+    def get_job(self, job: str) -> admin_pb2.Job:
+        handler = self._handlers.pop(0) if len(self._handlers) > 1 else self._handlers[0]
+        return admin_pb2.Job(spec={"name": job}, instance_ids=[handler] if handler else [])
+
 
 AWAY = SidecarUnavailableError("no sidecar answers")
+DUE = run_pb2.Run(job="report", slot=1_000, state=run_pb2.RUN_STATE_DUE)
+CLAIMED = run_pb2.Run(job="report", slot=1_000, state=run_pb2.RUN_STATE_CLAIMED)
+RETRYING = run_pb2.Run(job="report", slot=1_000, state=run_pb2.RUN_STATE_RETRYING)
 SUCCESS = run_pb2.Run(job="report", slot=1_000, state=run_pb2.RUN_STATE_SUCCESS)
+LEFT = (
+    "anarchon trigger: report 1970-01-01T00:00:01Z was triggered, and is not waited for: "
+    "anarchon runs --job report --slot 1970-01-01T00:00:01Z shows it\n"
+)
+NOBODY = "anarchon trigger: no instance handles report now; it runs when one does"
 
 
-def trigger_and_wait(admin: Answers, monkeypatch: pytest.MonkeyPatch) -> int:
+def trigger_and_wait(admin: Answers, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     monkeypatch.setattr(trigger, "WAIT_EVERY_S", 0)
 
     def with_admin(_command: str, _args: object, work: Callable[[Any], int]) -> int:
         return _admin.in_one_line("trigger", lambda: work(admin))
 
     monkeypatch.setattr(_admin, "with_admin", with_admin)
-    return cli.main(["trigger", "report", "--wait"])
+    return cli.main(["trigger", "report", "--wait", *flags])
+
+
+async def test_a_wait_for_a_job_that_no_instance_handles_says_so_and_ends_with_its_timeout(
+    command: Command, client: Client
+) -> None:
+    closing = session_pb2.CloseSessionRequest(session_id=client.request.session_id)
+    await client.sidecar.sessions.CloseSession(closing)
+    await client.sidecar.loop.settled()
+    status, out, err = await command("trigger", "report", "--wait", "--timeout", "1ms")
+    assert status == 124
+    assert out.endswith(": due\n")
+    said, over, left = err.splitlines()
+    assert said == f"{NOBODY}; waiting 1ms at most"
+    assert over == "anarchon trigger: it had not ended when --timeout 1ms was over"
+    assert "was triggered, and is not waited for: anarchon runs --job report --slot 2" in left
+
+
+def test_a_wait_says_each_time_whether_an_instance_handles_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = Answers(*[DUE] * 5, SUCCESS, handlers=("", "", "host:1\x1b", "host:1\x1b", ""))
+    assert trigger_and_wait(answers, monkeypatch) == 0
+    there = "anarchon trigger: host:1\\x1b handles report now"
+    assert capsys.readouterr().err.splitlines() == [NOBODY, there, NOBODY]
+
+
+def test_a_run_that_an_instance_has_may_be_of_a_job_that_none_takes_any_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trigger_and_wait(Answers(CLAIMED, SUCCESS, handlers=("",)), monkeypatch) == 0
+    assert capsys.readouterr().err == ""
+    assert trigger_and_wait(Answers(RETRYING, SUCCESS, handlers=("",)), monkeypatch) == 0
+    assert capsys.readouterr().err == f"{NOBODY}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong"),
+    [
+        (("--timeout", "5s"), "--timeout goes with --wait"),
+        (("--wait", "--timeout", "5"), "--timeout '5': "),
+        (("--wait", "--timeout", "0s"), "--timeout '0s': must be more than 0"),
+    ],
+)
+async def test_a_timeout_that_is_none_is_refused_before_anything_is_triggered(
+    command: Command, client: Client, flags: tuple[str, ...], wrong: str
+) -> None:
+    status, out, err = await command("trigger", "report", *flags)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"anarchon trigger: {wrong}")
+    _, out, _ = await command("runs", "--job", "report", "--json")
+    assert out == ""
 
 
 def test_a_wait_outlasts_a_sidecar_that_restarts_and_says_so_once(
@@ -289,13 +360,11 @@ def test_a_wait_for_a_sidecar_that_stays_away_ends_and_names_the_run(
 ) -> None:
     monkeypatch.setattr(trigger, "AWAY_MAX_S", -1)
     assert trigger_and_wait(Answers(AWAY), monkeypatch) == 1
-    said = "report 1970-01-01T00:00:01Z was triggered, and is not waited for"
-    assert said in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(LEFT)
 
 
 def test_an_interrupted_wait_names_the_run_that_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert trigger_and_wait(Answers(KeyboardInterrupt()), monkeypatch) == 130
-    said = "anarchon trigger: report 1970-01-01T00:00:01Z was triggered, and is not waited for\n"
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == LEFT

@@ -9,7 +9,14 @@ import pytest
 
 from anarchon_server.core import claim_only
 from anarchon_server.core.errors import InvalidError, InvalidJobsError, UnsupportedError
-from anarchon_server.core.limits import ATTEMPTS_SHOWN, DAY, HOUR, MINUTE, UNKNOWN_ASKED_FOR
+from anarchon_server.core.limits import (
+    ATTEMPTS_SHOWN,
+    DAY,
+    HOUR,
+    JOB_AWAITED,
+    MINUTE,
+    UNKNOWN_ASKED_FOR,
+)
 from anarchon_server.core.messages import (
     Attached,
     CallStore,
@@ -426,6 +433,38 @@ def test_s21_what_outlived_its_timeout_is_that_though_its_session_was_just_lost(
     client.complete(token, result="late", elapsed_ms=30_000)
     sidecar.answer(Method.COMPLETE)  # before the heartbeat that says so
     assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def restarted(spec: JobSpec) -> tuple[World, Sidecar, FakeClient, str]:
+    """A sidecar that was restarted while the first slot ran; its client has not subscribed yet."""
+    world, sidecar, client = running(spec)
+    sidecar.die()
+    new = Sidecar(world, "a2")
+    return world, new, FakeClient(new, "again", (spec,)), client.only().token
+
+
+@pytest.mark.parametrize("how", ["nobody offers the job", "the sidecar stops"])
+def test_s21_what_outlived_its_timeout_is_that_though_its_client_never_subscribed(how: str) -> None:
+    world, sidecar, client, token = restarted(every(timeout_ms=17_000))
+    client.complete(token, result="late", elapsed_ms=17_001)
+    sidecar.settle()
+    assert not sidecar.called(Method.COMPLETE), "its client is waited for"
+    if how == "the sidecar stops":
+        sidecar.stop()
+        sidecar.settle()
+    else:
+        world.run_for(JOB_AWAITED)
+    assert current(world.run(SLOT)) == (1, "failed", "timeout")
+
+
+def test_s22_a_failure_that_came_before_its_client_subscribed_is_retried() -> None:
+    """Without it nobody here could make the next attempt."""
+    world, sidecar, client, token = restarted(RETRIED)
+    client.complete(token, **FAILED)
+    sidecar.settle()
+    client.subscribe()
+    sidecar.settle()
+    assert world.run(SLOT).run.state is RunState.RETRYING
 
 
 # --- Retries (S22) -----------------------------------------------------------------------

@@ -23,6 +23,7 @@ from anarchon_server.core.messages import (
 from anarchon_server.core.model import (
     CancelReason,
     JobSpec,
+    JobView,
     Outcome,
     OverlapPolicy,
     RetrySpec,
@@ -832,20 +833,59 @@ def restarted(spec: JobSpec) -> tuple[World, Sidecar, FakeClient, str]:
     return world, new, again, client.only().token
 
 
-def test_s21_what_outlived_its_timeout_is_that_though_it_came_before_its_client_subscribed() -> (
-    None
-):
+@pytest.mark.parametrize("who", ["the store", "its client", "the store, though the sidecar stops"])
+def test_s21_what_outlived_its_timeout_is_that_though_it_came_before_its_client_subscribed(
+    who: str,
+) -> None:
     """The sidecar was away when it should have told so, and its successor does not know the job."""
     world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
     number = client.complete(token, result="late", elapsed_ms=4_001)
-    sidecar.settle()
-    assert not sidecar.called(Method.COMPLETE)
     again = client.complete(token, result="late", elapsed_ms=4_002)
-    client.subscribe()
+    assert sidecar.called(Method.JOBS) == [("sync",)]
+    if who == "its client":
+        client.subscribe()
+    elif who != "the store":
+        sidecar.stop()
+    assert sidecar.called(Method.COMPLETE) == [] or who == "its client"
     sidecar.settle()
     assert current(world.run(60_000)) == (1, "failed", "timeout")
     recorded = (Receipt(ReceiptStatus.RECORDED, RunState.FAILED),)
     assert client.receipts(number) == client.receipts(again) == recorded
+
+
+def test_s21_what_outlived_its_timeout_is_that_though_the_store_was_away_when_it_was_asked() -> (
+    None
+):
+    """The client went, and the store was away for longer than either is waited for."""
+    world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
+    sidecar.away = "refused"
+    client.complete(token, result="late", elapsed_ms=4_001)
+    world.run_for(3 * limits.JOB_AWAITED)
+    sidecar.away = None
+    world.run_for(2_000)
+    assert current(world.run(60_000)) == (1, "failed", "timeout")
+
+
+def test_s21_a_client_that_subscribes_makes_up_for_a_store_that_did_not_answer() -> None:
+    world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
+    client.complete(token, result="late", elapsed_ms=4_001)
+    client.subscribe()
+    sidecar.fail(Method.JOBS)
+    sidecar.settle()
+    assert current(world.run(60_000)) == (1, "failed", "timeout")
+
+
+def test_s19_a_result_that_came_before_its_client_subscribed_is_recorded_while_its_lease_lives() -> (
+    None
+):
+    """The longest that a client is waited for is twice such a lease."""
+    world, sidecar, client, token = restarted(every(60_000, lease_ms=limits.LEASE_MIN))
+    backup = Sidecar(world, "c")
+    backup.ready_client(every(60_000, lease_ms=limits.LEASE_MIN))
+    client.complete(token, result="done")
+    sidecar.settle()
+    world.run_for(2 * limits.LEASE_MIN)
+    assert current(world.run(60_000)) == (1, "success", "")
 
 
 def test_s21_what_outlived_its_timeout_is_that_though_its_session_is_gone_and_the_sidecar_stops() -> (
@@ -865,9 +905,9 @@ def test_s21_what_outlived_its_timeout_is_that_though_its_session_is_gone_and_th
     assert current(world.run(60_000)) == (1, "failed", "timeout")
 
 
-@pytest.mark.parametrize(("remembered", "waits"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("remembered", "asks"), [(2, False), (1, True)])
 def test_s21_what_jobs_were_like_is_remembered_of_so_many(
-    monkeypatch: pytest.MonkeyPatch, remembered: int, waits: bool
+    monkeypatch: pytest.MonkeyPatch, remembered: int, asks: bool
 ) -> None:
     world, sidecar, client = running(every(60_000, timeout_ms=4_000))
     token = client.only().token
@@ -882,22 +922,28 @@ def test_s21_what_jobs_were_like_is_remembered_of_so_many(
     world.run_for(2_000)
     client.complete(token, result="late", elapsed_ms=60_000)
     sidecar.settle()
-    assert bool(sidecar.called(Method.COMPLETE)) is not waits
+    assert bool(sidecar.called(Method.JOBS)) is asks
 
 
 def test_s22_a_failure_that_came_before_its_client_subscribed_is_retried() -> None:
     world, sidecar, client, token = restarted(every(60_000, retry=RetrySpec(1)))
     client.complete(token, **FAILED)
-    client.subscribe()
     sidecar.settle()
     assert world.run(60_000).run.state is RunState.RETRYING
 
 
+OF_A_LATER_VERSION = JobView("sync", every(retry=RetrySpec(10_000)), 0, False, (), None)
+
+
+@pytest.mark.parametrize("answers", [(), (OF_A_LATER_VERSION,)])
 @pytest.mark.parametrize("how", ["nobody offers the job", "the sidecar stops"])
-def test_s27_a_result_waits_for_its_job_only_so_long(how: str) -> None:
+def test_s27_a_result_whose_job_the_store_does_not_know_waits_only_so_long(
+    how: str, answers: tuple[JobView, ...]
+) -> None:
     world, sidecar, client, token = restarted(LONG)
     sidecar.settle()
     number = client.complete(token, result="done")
+    sidecar.answer_by_hand(Method.JOBS, *answers)
     world.run_for(limits.JOB_AWAITED - 1)
     assert sidecar.answer_to(number) is None
     if how == "the sidecar stops":
@@ -906,6 +952,20 @@ def test_s27_a_result_waits_for_its_job_only_so_long(how: str) -> None:
     else:
         world.run_for(1_000)
     assert client.receipts(number) == (Receipt(ReceiptStatus.RECORDED, RunState.SUCCESS),)
+    assert len(sidecar.called(Method.JOBS)) == 1
+
+
+def test_s27_the_store_is_asked_for_a_page_of_jobs_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "PAGE_MAX", 1)
+    world = World()
+    sidecar = Sidecar(world)
+    client = FakeClient(sidecar, "client", (LONG,))
+    for job in ("one", "two", "three"):
+        client.complete(f"{START}.a.{job}", result="done")
+    sidecar.settle()
+    assert sidecar.called(Method.JOBS) == [("one",), ("two",), ("three",)]
 
 
 def test_s23_what_obeyed_a_stop_waits_for_no_job() -> None:

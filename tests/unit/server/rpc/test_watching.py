@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc import aio
 
-from anarchon.v1 import admin_pb2, run_pb2, session_pb2
+from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2, session_pb2
 from anarchon_server.clock import SystemClock
+from anarchon_server.config import Address
 from anarchon_server.core import limits
 from anarchon_server.core.errors import StoreUnavailable
 from anarchon_server.core.store import Capabilities, RunQuery
 from anarchon_server.rpc import admin as rpc_admin
+from anarchon_server.rpc import server as rpc_server
+from tests.servers.proxy import Proxy
 from tests.unit.server.sidecars import (
     Sidecar,
     error_of,
@@ -153,12 +158,42 @@ async def test_no_more_watches_than_the_limit_and_one_that_is_closed_makes_room(
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert trailer(error) == "LIMIT_EXCEEDED"
     first.cancel()
+    await place_given_back(sidecar)
+
+
+async def place_given_back(sidecar: Sidecar) -> None:
     for _ in range(1_000):  # the sidecar hears of it a moment later
-        second = sidecar.admin.WatchRuns(admin_pb2.WatchRunsRequest())
-        await second.initial_metadata()
-        if not second.done():
+        another = sidecar.admin.WatchRuns(admin_pb2.WatchRunsRequest())
+        await another.initial_metadata()
+        if not another.done():
             return
     pytest.fail("the place was not given back")
+
+
+async def test_a_watcher_whose_machine_vanished_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends no connection and answers no ping: nothing of it comes any more, and nothing arrives."""
+    monkeypatch.setattr(limits, "WATCHES_MAX", 1)
+    monkeypatch.setattr(rpc_server, "PING_EVERY_MS", 100)
+    monkeypatch.setattr(rpc_server, "PING_TIMEOUT_MS", 500)
+    sidecar = await start_sidecar()
+    port = int(sidecar.address.rpartition(":")[2])
+    async with (
+        Proxy(port) as proxy,
+        aio.insecure_channel(f"127.0.0.1:{proxy.port}") as channel,
+    ):
+        far = admin_pb2_grpc.AdminServiceStub(channel).WatchRuns(admin_pb2.WatchRunsRequest())
+        await far.initial_metadata()
+        proxy.hold_requests()
+        proxy.drop_replies()
+        await error_of(far.read())  # the proxy passes on that the sidecar has cut it off
+        await place_given_back(sidecar)
+    await stop_sidecar(sidecar)
+
+
+def test_over_a_unix_socket_nobody_is_pinged() -> None:
+    over_tcp = dict(rpc_server.options_at(Address("127.0.0.1", 7420)))
+    assert over_tcp["grpc.keepalive_time_ms"] == rpc_server.PING_EVERY_MS
+    assert "grpc.keepalive_time_ms" not in dict(rpc_server.options_at(Address(path=Path("/a"))))
 
 
 async def test_s27_a_store_that_is_away_at_first_is_said_at_once(sidecar: Sidecar) -> None:

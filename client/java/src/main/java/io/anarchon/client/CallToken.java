@@ -2,7 +2,9 @@ package io.anarchon.client;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.attribute.BasicFileAttributes;
 import java.util.regex.Pattern;
@@ -58,8 +60,7 @@ final class CallToken {
       }
       text = Files.readString(Path.of(file), StandardCharsets.ISO_8859_1);
     } catch (IOException error) {
-      throw new AnarchonException.WrongSetup(
-          "token file \"" + file + "\": cannot be read: " + error.getClass().getSimpleName());
+      throw new AnarchonException.WrongSetup("token file \"" + file + "\": " + why(error));
     }
     // The sidecar's own file may hold two while one replaces the other: the first is sent.
     String first =
@@ -72,5 +73,13 @@ final class CallToken {
     }
     seen = stamp;
     token = first;
+  }
+
+  /** In the system's words, where Java says it by the kind of the exception alone. */
+  private static String why(IOException error) {
+    if (error instanceof NoSuchFileException) {
+      return "No such file or directory";
+    }
+    return error instanceof AccessDeniedException ? "Permission denied" : error.getMessage();
   }
 }

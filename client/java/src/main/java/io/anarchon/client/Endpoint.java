@@ -12,6 +12,7 @@ import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
+import io.grpc.netty.shaded.io.netty.channel.ChannelOption;
 import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.epoll.Epoll;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollDomainSocketChannel;
@@ -24,9 +25,6 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.LinkOption;
 import java.nio.file.Path;
-import java.nio.file.attribute.PosixFilePermission;
-import java.nio.file.attribute.PosixFilePermissions;
-import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
@@ -38,6 +36,8 @@ final class Endpoint {
 
   /** What a socket address of the system can hold, with its closing zero. */
   private static final int UNIX_PATH_MAX_BYTES = 107;
+
+  private static final int OTHERS_WRITE = 0022;
 
   private static final Pattern HOST_AND_PORT =
       Pattern.compile("(\\[[0-9A-Fa-f:.%]+]|[A-Za-z0-9._-]+):([0-9]{1,5})");
@@ -141,26 +141,25 @@ final class Endpoint {
       return;
     }
     Path path = Path.of(socketPath(address));
+    Path directory = path.getParent() == null ? path : path.getParent(); // the root has none
     int socketOwner;
     int directoryOwner;
-    Set<PosixFilePermission> mode;
+    int mode;
     try {
       socketOwner = (int) Files.getAttribute(path, "unix:uid", LinkOption.NOFOLLOW_LINKS);
-      directoryOwner = (int) Files.getAttribute(path.getParent(), "unix:uid");
-      mode = Files.getPosixFilePermissions(path.getParent());
+      directoryOwner = (int) Files.getAttribute(directory, "unix:uid");
+      mode = (int) Files.getAttribute(directory, "unix:mode") & 07777;
     } catch (IOException error) {
       return; // nor is one that cannot be seen: connecting says what is wrong
     }
-    if (socketOwner != directoryOwner
-        || mode.contains(PosixFilePermission.GROUP_WRITE)
-        || mode.contains(PosixFilePermission.OTHERS_WRITE)) {
+    if (socketOwner != directoryOwner || (mode & OTHERS_WRITE) != 0) {
       throw wrong(
           address,
           String.format(
-              "the socket belongs to user %d and lies in a directory of user %d, mode %s, so it may "
-                  + "be somebody else's than the sidecar's: both must belong to one user, and nobody "
-                  + "else may write in the directory",
-              socketOwner, directoryOwner, PosixFilePermissions.toString(mode)));
+              "the socket belongs to user %d and lies in a directory of user %d, mode %04o, so it "
+                  + "may be somebody else's than the sidecar's: both must belong to one user, and "
+                  + "nobody else may write in the directory",
+              socketOwner, directoryOwner, mode));
     }
   }
 
@@ -176,8 +175,8 @@ final class Endpoint {
 
   /** What to say where no sidecar answers, and what to do about it. */
   String absence() {
-    String advice = isLocal(address) ? "; start one with `anarchon serve`" : "";
-    return "no sidecar answers at " + address + advice;
+    String advice = "; start one with `anarchon serve`, or give the address of another";
+    return "no sidecar answers at " + address + (isLocal(address) ? advice : "");
   }
 
   /** A channel, and what it holds. */
@@ -202,6 +201,8 @@ final class Endpoint {
           NettyChannelBuilder.forAddress(new DomainSocketAddress(socketPath(address)), security)
               .eventLoopGroup(loops)
               .channelType(EpollDomainSocketChannel.class, DomainSocketAddress.class)
+              // gRPC asks for it of every channel, and Netty warns where there is no such thing.
+              .withOption(ChannelOption.SO_KEEPALIVE, null)
               .overrideAuthority("localhost");
     } else {
       int colon = address.lastIndexOf(':');

@@ -95,6 +95,20 @@ class EndpointTest {
   }
 
   @Test
+  @EnabledOnOs(OS.LINUX)
+  void theRootIsNoSocketAndNoErrorBeforeItIsCalled() {
+    assertNull(new Endpoint("unix:/", null, null).strangeSocket());
+  }
+
+  @Test
+  void aCallTokenThatCannotBeReadIsNamedWithTheReason(@TempDir Path directory) {
+    String file = directory.resolve("none").toString();
+    AnarchonException.WrongSetup error =
+        assertThrows(AnarchonException.WrongSetup.class, () -> new CallToken(file));
+    assertEquals("token file \"" + file + "\": No such file or directory", error.getMessage());
+  }
+
+  @Test
   void theCallTokenIsReadAgainWhenItsFileHasChanged(@TempDir Path directory) throws IOException {
     Path file = directory.resolve("token");
     replace(file, "\n  first \nsecond\n");

@@ -22,10 +22,13 @@ import io.grpc.netty.shaded.io.netty.channel.epoll.EpollEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.epoll.EpollServerDomainSocketChannel;
 import io.grpc.netty.shaded.io.netty.channel.unix.DomainSocketAddress;
 import io.grpc.stub.StreamObserver;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.PrintStream;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -165,6 +168,36 @@ class GrpcTransportTest {
   }
 
   @Test
+  @EnabledOnOs(OS.LINUX)
+  void aUnixSocketIsConnectedToWithoutAWarning(@TempDir Path directory) throws Exception {
+    Path socket = directory.resolve("s");
+    loops = new EpollEventLoopGroup(1, Endpoint.daemons());
+    serve(
+        NettyServerBuilder.forAddress(new DomainSocketAddress(socket.toString()))
+            .channelType(EpollServerDomainSocketChannel.class)
+            .bossEventLoopGroup(loops)
+            .workerEventLoopGroup(loops));
+    PrintStream before = System.err; // where the tests' logging goes
+    ByteArrayOutputStream logged = new ByteArrayOutputStream();
+    System.setErr(new PrintStream(logged, true, StandardCharsets.UTF_8));
+    try {
+      transport = new GrpcTransport(new Endpoint("unix:" + socket, null, null), () -> 0.5);
+      First first = new First();
+      transport.subscribe(SubscribeRequest.getDefaultInstance(), first);
+      assertTrue(first.event.get().hasAttached());
+    } finally {
+      System.setErr(before);
+    }
+    List<String> ofTheClient =
+        logged
+            .toString(StandardCharsets.UTF_8)
+            .lines()
+            .filter(line -> !line.contains("ServerBootstrap"))
+            .toList();
+    assertEquals(List.of(), ofTheClient);
+  }
+
+  @Test
   void aKeepAliveDoesNotWaitForASidecarAndAResultDoes() throws Exception {
     InetSocketAddress address = freeAddress();
     transport =
@@ -175,7 +208,7 @@ class GrpcTransportTest {
     assertEquals(
         "no sidecar answers at 127.0.0.1:"
             + address.getPort()
-            + "; start one with `anarchon serve`",
+            + "; start one with `anarchon serve`, or give the address of another",
         absent.getMessage());
     First late = new First();
     transport.complete(CompleteRequest.getDefaultInstance(), 600_000, late.answer());
