@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from anarchon_server.core.limits import CATCH_UP_LIMIT, MISSED_LISTED_MAX, PLAN_BATCH
+from anarchon_server.core.limits import CATCH_UP_LIMIT, DAY, MISSED_LISTED_MAX, PLAN_BATCH
 from anarchon_server.core.messages import CallStore, Method, Suspended, Woken
-from anarchon_server.core.model import CronSchedule, Definition, JobSpec, OverlapPolicy
-from anarchon_server.core.slots import Every
+from anarchon_server.core.model import (
+    CronSchedule,
+    Definition,
+    EverySchedule,
+    JobSpec,
+    OverlapPolicy,
+)
+from anarchon_server.core.slots import Cron, Every
 from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import BeatAnswer, Plan, PlanAnswer
 from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
@@ -549,3 +555,43 @@ def test_s20_an_instance_whose_estimate_is_ahead_plans_nothing_and_does_not_insi
     world.run_until(21_000)
     assert current(world.run(10_000)) == (0, "skipped", "missed")
     assert len(plans(sidecar)) <= 3
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [EverySchedule(1_000), CronSchedule("* * * * * *", "Europe/Athens")],
+    ids=["every", "cron"],
+)
+def test_s20_clocks_ten_years_ahead_cost_a_one_second_job_one_bounded_listing(
+    monkeypatch: pytest.MonkeyPatch, schedule: EverySchedule | CronSchedule
+) -> None:
+    """The store's and the host's: what each slot in between would cost is a day of computing."""
+    world, sidecar, _ = lone(JobSpec("sync", schedule), lasts_ms=1)
+    world.run_until(10_500)
+    slots = len(world.slots())
+    steps: list[int] = []
+    for kind in (Every, Cron):
+        for name in ("next_after", "previous_upto"):
+            monkeypatch.setattr(kind, name, counted(getattr(kind, name), steps))
+    sidecar.host_offset = world.store_step = 10 * 365 * DAY
+    world.run_for(11_000)
+    listed = [len(plan.slots) for plan in plans(sidecar)]
+    assert listed[0] == CATCH_UP_LIMIT + MISSED_LISTED_MAX
+    assert sum(listed[1:]) < 20, "what fell due while that was planned"
+    assert len(steps) < 3 * MISSED_LISTED_MAX
+    assert len(world.slots()) - slots < 2 * CATCH_UP_LIMIT
+    before = len(steps)
+    world.run_for(60_000)
+    assert len(plans(sidecar)) == len(listed)
+    assert len(steps) - before < 300, "it goes on from slot to slot"
+
+
+def counted(step: Any, steps: list[int]) -> Any:
+    """The step from slot to slot, each of which is noted."""
+
+    def counting(schedule: Every | Cron, at_ms: int) -> int | None:
+        steps.append(at_ms)
+        found: int | None = step(schedule, at_ms)
+        return found
+
+    return counting
