@@ -449,7 +449,12 @@ class Reference:
             over.append(missed.slot)
         if not over:
             return True, settled, 0, 0
-        self.settled[plan.schedule_id] = over[-1]
+        upto = over[-1]
+        for follows in plan.slots[len(over) :]:
+            if follows.slot not in self.rows:
+                break
+            upto = follows.slot
+        self.settled[plan.schedule_id] = upto
         lost = [slot for slot in over if slot not in self.rows and slot > self.floor]
         most = {"none": 0, "latest": 1, "all": plan.limit}[plan.catch_up]
         run = [slot for slot in lost if slot >= self.now - plan.window_ms]
@@ -467,7 +472,7 @@ class Reference:
         for row in waiting[: max(0, len(waiting) - kept)]:
             row.state, row.reason = "skipped", "missed"
             skipped.append(row.slot)
-        return True, over[-1], len(skipped), sum(self.rows[slot].due for slot in run)
+        return True, upto, len(skipped), sum(self.rows[slot].due for slot in run)
 
     # What operators ask: S29
 

@@ -254,6 +254,21 @@ async def test_s17_the_repeat_of_a_failure_that_was_retried_is_recorded(
     assert (await one.complete(running, Outcome("x"))).outcome is TokenOutcome.FENCED
 
 
+async def test_s17_the_repeat_of_a_result_is_recorded_however_many_attempts_came_after(
+    cluster: Cluster, one: Node
+) -> None:
+    first = await begun(cluster, one, retries=3)
+    before = first
+    for _ in range(3):
+        await one.complete(before, RAISED, retry_in_ms=0)
+        answer = await one.take_over(before, retries=3)
+        assert answer.run is not None
+        before = answer.run
+    assert before.run.attempt == 4
+    assert (await one.complete(first, RAISED)).outcome is TokenOutcome.RECORDED
+    assert (await one.complete(first, Outcome("x"))).outcome is TokenOutcome.FENCED
+
+
 async def test_s10_of_two_that_claim_the_retry_one_wins(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

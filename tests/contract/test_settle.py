@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anarchon_server.core.model import Reason, RunState, Trigger
+from anarchon_server.core.model import OverlapPolicy, Reason, RunState, Trigger
 from anarchon_server.core.store import ClaimOutcome, MissedSlot, Plan
 from tests.contract.harness import DAY, PERIOD, SECOND, T0, Cluster, Node, definition
 
@@ -67,6 +67,32 @@ async def test_s20_settled_moves_over_slots_that_have_rows(cluster: Cluster, one
     answer = await one.plan(grid(10, 30))
     assert (answer.settled, answer.missed) == (T0 + 30 * SECOND, 2)
     assert await one.states() == {10: MISSED, 20: RunState.SUCCESS, 30: MISSED}
+
+
+async def test_s20_a_plan_settles_what_was_claimed_before_it_came_too(
+    cluster: Cluster, one: Node
+) -> None:
+    """After an outage: else each slot to come would find the one before its own unsettled."""
+    cluster.advance_to(T0 + 30 * SECOND)
+    assert (await one.claim(T0 + 20 * SECOND, overlap=OverlapPolicy.ALLOW)).outcome == "won"
+    assert (await one.claim(T0 + 30 * SECOND, overlap=OverlapPolicy.ALLOW)).outcome == "won"
+    assert await one.settled() == T0
+    answer = await one.plan(grid(10, 40), deadline=15 * SECOND)
+    assert (answer.done, answer.settled, answer.missed) == (True, T0 + 30 * SECOND, 1)
+    assert await one.settled() == T0 + 30 * SECOND
+    cluster.advance_to(T0 + 40 * SECOND)
+    assert (await one.claim(T0 + 40 * SECOND, overlap=OverlapPolicy.ALLOW)).outcome == "won"
+    assert await one.settled() == T0 + 40 * SECOND, "the chain goes on"
+
+
+async def test_s20_a_plan_does_not_settle_past_a_slot_that_may_still_be_claimed(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(T0 + 40 * SECOND)
+    assert (await one.claim(T0 + 40 * SECOND)).outcome == "won"
+    answer = await one.plan(grid(10, 40), deadline=15 * SECOND)
+    assert (answer.settled, answer.missed) == (T0 + 20 * SECOND, 2)
+    assert (await one.claim(T0 + 30 * SECOND, overlap=OverlapPolicy.ALLOW)).outcome == "won"
 
 
 async def test_s20_each_schedule_settles_by_itself(

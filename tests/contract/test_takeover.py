@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from anarchon_server.core.limits import lease_margin
 from anarchon_server.core.model import (
     AttemptCause,
     CancelReason,
@@ -332,6 +333,18 @@ async def test_s01_a_lease_written_before_a_step_back_is_over_with_both_witnesse
     shown = await second.look(slot)
     assert shown is not None
     assert shown.takeable
+    assert (await second.take_over(seen)).outcome == "won"
+
+
+@only_wall_leases
+async def test_s01_a_lease_no_further_ahead_than_its_margin_is_not_taken_for_one_from_before_a_step(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    seen = await won_by(first)
+    cluster.step(-lease_margin(LEASE))
+    assert (await second.take_over(seen)).outcome == "lost"
+    cluster.step(-1)
     assert (await second.take_over(seen)).outcome == "won"
 
 

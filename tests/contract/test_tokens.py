@@ -213,7 +213,12 @@ async def test_s17_a_failure_is_final(two: tuple[Node, Node], seen: RunView) -> 
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(Outcome("a"), Outcome("b")), (Outcome("a"), BROKEN), (BROKEN, Outcome("a"))],
+    [
+        (Outcome("a"), Outcome("b")),
+        (Outcome("a"), BROKEN),
+        (BROKEN, Outcome("a")),
+        (BROKEN, Outcome(failure=Failure("ValueError", "another"))),
+    ],
 )
 async def test_i3_a_final_state_never_changes(
     two: tuple[Node, Node], seen: RunView, first: Outcome, then: Outcome

@@ -858,8 +858,9 @@ def judge_plan(
     `taken` are those of the plan's slots that have a row, `caught_up` the job's runs that wait
     since an earlier plan; `missed_by` is when their time must have been over (None: by now, by
     the store's clock). `settled` moves to the newest slot that is missed by the store's clock,
-    whether it had a row or not; never past one that is not, which could not be claimed any more
-    (I6). While the job is paused nothing is planned (S29).
+    whether it had a row or not, and on over those that follow and have one; never past one that is
+    not missed and has none, which could not be claimed any more (I6). While the job is paused
+    nothing is planned (S29).
     """
     if settled is None or plan.settled != settled or job.paused_at is not None:
         return PlanVerdict(PlanAnswer(False, settled))
@@ -869,6 +870,8 @@ def judge_plan(
     if not over:
         return PlanVerdict(PlanAnswer(True, settled))
     lost = [slot for slot in over if slot not in taken and slot > job.floor]
+    # Their claims found a slot before them unsettled: left behind, it would be so for all to come.
+    settled_too = [m.slot for m in takewhile(lambda m: m.slot in taken, plan.slots[len(over) :])]
     run = _to_be_run(plan, now, lost)
     due = [
         Run(plan.job, slot, Trigger.CATCH_UP, RunState.DUE, window_ms=plan.window_ms)
@@ -880,7 +883,8 @@ def judge_plan(
     saved = _passed_over(plan.job, lost[: len(lost) - len(run)], now, plan)
     saved += [Saved(each) for each in (*due, *given_up)]
     skipped = len(lost) - len(run) + len(given_up)
-    return PlanVerdict(PlanAnswer(True, over[-1], skipped, len(due)), tuple(saved))
+    answer = PlanAnswer(True, [*over, *settled_too][-1], skipped, len(due))
+    return PlanVerdict(answer, tuple(saved))
 
 
 def _to_be_run(plan: Plan, now: Moment, lost: Sequence[int]) -> list[int]:

@@ -13,7 +13,8 @@ from anarchon_server.core.store import MissedSlot, Passed, Plan
 def plan_of(job: Job, settled: int, at: int) -> Plan:
     """The plan for the newest slots after `settled` that are missed at `at` by the store's time.
 
-    It lists those that may be run or shown and 10,000 more, which one row stands for (S20).
+    It lists those that may be run or shown and 10,000 more, which one row stands for (S20); and
+    some that follow, which may have been claimed meanwhile.
     """
     schedule = job.schedule
     missed: list[MissedSlot] = []
@@ -27,16 +28,29 @@ def plan_of(job: Job, settled: int, at: int) -> Plan:
         if slot < at - deadline:
             missed.append(MissedSlot(slot, deadline))
         following, slot = slot, schedule.previous_upto(slot - 1)
+    missed.reverse()
+    missed += _followers(job, missed[-1].slot, at) if missed else ()
     return Plan(
         job.name,
         job.schedule_id,
         settled,
-        tuple(reversed(missed)),
+        tuple(missed),
         slot is not None and slot > settled,
         job.catch_up_limit,
         job.catch_up,
         job.definition.window_ms,
     )
+
+
+def _followers(job: Job, newest_missed: int, at: int) -> list[MissedSlot]:
+    """The first slots that are not missed yet at `at`, of those that may have been claimed."""
+    found: list[MissedSlot] = []
+    slot = job.schedule.next_after(newest_missed)
+    while slot is not None and slot <= at + limits.EARLY_MAX and len(found) < limits.PLANNED_ALONG:
+        after = job.schedule.next_after(slot)
+        found.append(MissedSlot(slot, job.start_deadline(slot, after)))
+        slot = after
+    return found
 
 
 def passed_slots(job: Job, settled: int, until: int) -> Passed:

@@ -192,7 +192,7 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MissedSlot:
-    """A slot that a plan takes as missed, with the deadline by which it was to start."""
+    """A slot that a plan takes as missed once its deadline to start is over."""
 
     slot: int
     start_deadline_ms: int
@@ -202,8 +202,9 @@ class MissedSlot:
 class Plan:
     """What is to become of slots nobody claimed in time (S20).
 
-    `slots` ascend and are the newest after `settled`, at most `limit` + 10,000; `more` says
-    that there were older ones still, so that the row that counts the rest says "at least".
+    `slots` ascend and are the newest after `settled`, at most `limit` + 10,000, and perhaps some that
+    are not missed yet, over which `settled` may move on; `more` says that there were older ones
+    still, so that the row that counts the rest says "at least".
     `catch_up` says which are run, none of them older than `window_ms`, at most `limit` of a job.
     """
 

@@ -107,7 +107,14 @@ local function carry_out(plan, key, job, caught_up, by)
   if #late == 0 then
     return { outcome = 'done', settled = text(job.settled) }
   end
-  local rows, lost = taken(key, late[1], late[#late]), {}
+  local rows, lost = taken(key, late[1], plan.slots[#plan.slots]), {}
+  local mark = late[#late] -- moves on over those that follow and were claimed meanwhile
+  for i = #late + 1, #plan.slots do
+    if not rows[plan.slots[i]] then
+      break
+    end
+    mark = plan.slots[i]
+  end
   for _, slot in ipairs(late) do
     if not rows[slot] and slot > job.floor then
       lost[#lost + 1] = slot
@@ -116,8 +123,8 @@ local function carry_out(plan, key, job, caught_up, by)
   local first = first_to_be_run(plan, lost)
   pass_over(plan, key, lost, first - 1)
   local given_up, due = catch_up(plan, key, lost, first, caught_up)
-  redis.call('HSET', key, 'settled:' .. plan.schedule_id, text(late[#late]))
+  redis.call('HSET', key, 'settled:' .. plan.schedule_id, text(mark))
   return {
-    outcome = 'done', settled = text(late[#late]), missed = first - 1 + given_up, due = due,
+    outcome = 'done', settled = text(mark), missed = first - 1 + given_up, due = due,
   }
 end

@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 
-from anarchon_server.core.limits import CATCH_UP_LIMIT, MISSED_LISTED_MAX, PLAN_BATCH
+from anarchon_server.core.limits import (
+    CATCH_UP_LIMIT,
+    DAY,
+    MISSED_LISTED_MAX,
+    PLAN_BATCH,
+    PLANNED_ALONG,
+)
 from anarchon_server.core.messages import CallStore, Method, Suspended, Woken
-from anarchon_server.core.model import CronSchedule, Definition, JobSpec, OverlapPolicy
-from anarchon_server.core.slots import Every
+from anarchon_server.core.model import (
+    CronSchedule,
+    Definition,
+    EverySchedule,
+    JobSpec,
+    OverlapPolicy,
+)
+from anarchon_server.core.slots import Cron, Every
 from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import BeatAnswer, Plan, PlanAnswer
 from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
@@ -396,7 +408,9 @@ def test_s20_more_than_ten_thousand_missed_slots_are_listed_no_further() -> None
     world, client = outage(every(100, start_deadline_ms=1_000), missed * 100 + 1_050)
     world.run_for(10)
     (plan, *_) = plans(client.sidecar)
-    assert (len(plan.slots), plan.more) == (listed, True)
+    late = [each for each in plan.slots if each.slot < world.store_at - each.start_deadline_ms]
+    assert (len(late), plan.more) == (listed, True)
+    assert len(plan.slots) <= listed + PLANNED_ALONG
     covered = [view.run.slots_covered for view in world.runs() if view.run.slots_covered]
     assert covered == [MISSED_LISTED_MAX]
     assert len(plans(client.sidecar)) <= 2, "settled has moved on"
@@ -431,7 +445,7 @@ def test_s20_a_long_deadline_is_not_walked_slot_by_slot(monkeypatch: pytest.Monk
     monkeypatch.setattr(Every, "previous_upto", counting)
     other.wait_for(Method.SETTLE)
     (plan,) = plans(other)
-    assert len(plan.slots) == 49
+    assert len(plan.slots) == 49 + PLANNED_ALONG
     assert len(asked) < 100
 
 
@@ -440,6 +454,22 @@ def test_s20_settled_moves_with_the_claims_and_nothing_is_planned_for_days() -> 
     world.run_until(2 * 86_400_000)
     assert len(world.slots()) == 48
     assert plans(sidecar) == []
+
+
+@pytest.mark.parametrize("period", [1_000, 10_000, 60_000])
+def test_s20_after_an_outage_of_the_store_a_job_is_planned_once(period: int) -> None:
+    """The slots still in time are claimed before the plan goes: it settles them, too."""
+    world, sidecar, _ = lone(every(period), lasts_ms=1)
+    world.run_for(3 * period)
+    sidecar.away = "the store is away"
+    world.run_for(10 * period + 300)
+    sidecar.away = None
+    world.run_for(3 * period)
+    planned = len(plans(sidecar))
+    assert planned
+    world.run_for(40 * period)
+    assert len(plans(sidecar)) == planned
+    assert len(world.slots()) == 56
 
 
 def test_s20_schedules_side_by_side_have_each_their_own_settled() -> None:
@@ -549,3 +579,43 @@ def test_s20_an_instance_whose_estimate_is_ahead_plans_nothing_and_does_not_insi
     world.run_until(21_000)
     assert current(world.run(10_000)) == (0, "skipped", "missed")
     assert len(plans(sidecar)) <= 3
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [EverySchedule(1_000), CronSchedule("* * * * * *", "Europe/Athens")],
+    ids=["every", "cron"],
+)
+def test_s20_clocks_ten_years_ahead_cost_a_one_second_job_one_bounded_listing(
+    monkeypatch: pytest.MonkeyPatch, schedule: EverySchedule | CronSchedule
+) -> None:
+    """The store's and the host's: what each slot in between would cost is a day of computing."""
+    world, sidecar, _ = lone(JobSpec("sync", schedule), lasts_ms=1)
+    world.run_until(10_500)
+    slots = len(world.slots())
+    steps: list[int] = []
+    for kind in (Every, Cron):
+        for name in ("next_after", "previous_upto"):
+            monkeypatch.setattr(kind, name, counted(getattr(kind, name), steps))
+    sidecar.host_offset = world.store_step = 10 * 365 * DAY
+    world.run_for(11_000)
+    listed = [len(plan.slots) for plan in plans(sidecar)]
+    assert 0 <= listed[0] - CATCH_UP_LIMIT - MISSED_LISTED_MAX < 10, "those that follow"
+    assert sum(listed[1:]) < 20, "what fell due while that was planned"
+    assert len(steps) < 3 * MISSED_LISTED_MAX
+    assert len(world.slots()) - slots < 2 * CATCH_UP_LIMIT
+    before = len(steps)
+    world.run_for(60_000)
+    assert len(plans(sidecar)) == len(listed)
+    assert len(steps) - before < 300, "it goes on from slot to slot"
+
+
+def counted(step: Any, steps: list[int]) -> Any:
+    """The step from slot to slot, each of which is noted."""
+
+    def counting(schedule: Every | Cron, at_ms: int) -> int | None:
+        steps.append(at_ms)
+        found: int | None = step(schedule, at_ms)
+        return found
+
+    return counting
