@@ -268,7 +268,7 @@ class NatsClaimStore:
         lately = [
             machine.shown_instance(member.instance, now)
             for member in await self._registry.members(until)
-            if not member.left and not machine.is_forgotten(member.instance, now)
+            if member.is_known(now)
         ]
         lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
         return self._reply(now, lately)
@@ -359,7 +359,12 @@ class NatsClaimStore:
         """Deletes a batch of old runs, and definitions and instances long gone. No claims."""
         until = self._connection.until()
         now = await self._now(until)
-        gone, jobs = await self._history.prune(policy, now, until)
+        known = {
+            member.instance.incarnation
+            for member in await self._registry.members(until)
+            if member.is_known(now)
+        }
+        gone, jobs = await self._history.prune(policy, now, known, until)
         await self._registry.prune(now, policy.history_ms, jobs, until)
         return self._reply(now, [gone])
 

@@ -60,6 +60,10 @@ class Member:
         """Whether what it holds counts."""
         return not self.left and machine.is_live(self.instance, now)
 
+    def is_known(self, now: Moment) -> bool:
+        """Whether it is still shown: it lives, or was LOST not long ago."""
+        return not self.left and not machine.is_forgotten(self.instance, now)
+
 
 class Registry:
     """The definitions and instances of one namespace."""
@@ -253,7 +257,7 @@ class Registry:
         """Removes instances that are long gone, and definitions that nobody has held for long."""
         stay: list[Member] = []
         for member in await self.members(until, holds=True):
-            if not member.left and not machine.is_forgotten(member.instance, now):
+            if member.is_known(now):
                 stay.append(member)
                 continue
             await self._let_go(member.holds or (), member.instance.seen_at, until)
