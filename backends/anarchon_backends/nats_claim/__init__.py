@@ -41,6 +41,8 @@ _RETENTION = re.compile(r"([1-9]\d{0,6})([smhd])")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RETENTION_LEAST_MS = 15 * 60_000
 _RETENTION_MOST_MS = 366 * 86_400_000
+LOOKED_MAX = 1_000  # runs read for one page, where few of them are wanted ...
+_CHUNK = 64  # ... and at once
 _PER_CALL = 1_000  # items for which a call has its usual time; more have more
 
 
@@ -285,15 +287,19 @@ class NatsClaimStore:
             places = await self._history.places(until, query.job or "*")
         wanted = [place for place in reversed(places) if _in_range(place, query)]
         page: list[model.RunView] = []
-        for some in chunks(wanted, max(query.limit, 1)):
-            if len(page) >= query.limit:
-                break
+        looked_to: tuple[int, str] | None = None
+        for some in chunks(wanted[: max(LOOKED_MAX, query.limit)], max(query.limit, _CHUNK)):
             found = [run for run in await self._history.runs(some, until) if run is not None]
             page += [seen for seen in await self._shown(found, now, until) if _matches(seen, query)]
+            looked_to = some[-1] if some[-1] != wanted[-1] else None
+            if len(page) >= query.limit:
+                looked_to = None
+                break
         shown = page[: query.limit]
-        return self._reply(
+        reply = self._reply(
             now, shown if query.traces else [machine.without_traces(seen) for seen in shown]
         )
+        return replace(reply, looked_to=looked_to)
 
     async def _shown(
         self, runs: Sequence[model.Run], now: machine.Moment, until: float

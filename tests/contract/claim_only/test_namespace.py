@@ -20,6 +20,7 @@ from tests.contract.harness import (
     Node,
     definition,
 )
+from tests.contract.test_history import find_each_wish, mixed_runs
 from tests.contract.test_names import ALIKE
 
 SLOT = T0 + PERIOD
@@ -134,6 +135,20 @@ async def test_s30_runs_are_found_by_job_state_time_and_instance(
     (view,) = (await one.store.jobs(["other"], "", 10)).answers
     assert view.last_run is not None
     assert view.last_run.run == running.run
+
+
+@shared_history
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_s30_what_is_wanted_of_many_jobs_is_found_however_little_is_looked_at_in_a_step(
+    cluster: Cluster, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    await mixed_runs(cluster, two)
+    cluster.advance(PERIOD)
+    await two[0].win(cluster.now, job="c")
+    failed = await two[0].win(cluster.now, job="b", retries=1)
+    await two[0].complete(failed, RAISED, retry_in_ms=SECOND)
+    cluster.advance(2 * LEASE)
+    await find_each_wish(two[1], monkeypatch, limit)
 
 
 @shared_history

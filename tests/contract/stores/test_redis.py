@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from anarchon_backends import redis as dispatch
-from anarchon_backends.redis import _checks, _connection
+from anarchon_backends.redis import _checks, _connection, _sieve
 from anarchon_backends.redis._address import address_of
-from anarchon_backends.redis._connection import CONNECTIONS, Pool
+from anarchon_backends.redis._connection import CONNECTIONS, Command, Pool
 from anarchon_backends.redis_lease import RedisLeaseStore, _batches
 from anarchon_server.core.errors import (
     OutcomeUnknown,
@@ -44,10 +44,12 @@ from anarchon_server.core.model import (
 from anarchon_server.core.store import (
     CancelRun,
     Claim,
+    ClaimAnswer,
     ClaimOutcome,
     Completion,
     ControlOutcome,
     OpenOptions,
+    Reply,
     Store,
 )
 from anarchon_server.opening import open_store
@@ -1394,6 +1396,44 @@ async def test_s30_a_payload_goes_when_its_run_has_ended_and_the_request_with_th
         cluster.advance(30 * DAY)
         assert await node.prune() == 3
         assert await rows_of(node, "requests") == []
+
+
+async def test_s30_of_many_runs_those_that_are_not_wanted_are_not_sent(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at in the server, a few at a time, since it serves nobody else meanwhile."""
+    sent, looked = list[Command](), list[int]()
+
+    async def read(self: Pool, *commands: Command) -> list[Any]:
+        sent.extend(commands)
+        return await plain_read(self, *commands)
+
+    def said(answer: bytes) -> dict[str, Any]:
+        looked.append(json.loads(answer)["looked"])
+        return plain_said(answer)
+
+    plain_read, plain_said = Pool.read, _sieve._said
+    monkeypatch.setattr(Pool, "read", read)
+    monkeypatch.setattr(_sieve, "_said", said)
+    monkeypatch.setattr(_sieve, "STEP", 10)
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        slots = [SLOT + n for n in range(21)]
+        seen = [answer.run for answer in (await claim_all(node, slots)).answers if answer.run]
+        assert len(seen) == len(slots)
+        done = [Completion("job", each.run.slot, each.run.token, Outcome()) for each in seen]
+        await node.store.complete(done)
+        for wish in ({}, {"job": "job"}):
+            looked.clear()
+            sent.clear()
+            found, _ = await node.paged(**wish, states=frozenset({RunState.INTERRUPTED}))
+            assert found == []
+            assert [each for each in sent if each[0] == "HGETALL"] == []
+            assert looked == [10, 10, 1]
+
+
+async def claim_all(node: Node, slots: list[int]) -> Reply[ClaimAnswer]:
+    return await node.store.claim([node.wish(slot, **FREE) for slot in slots])
 
 
 # Records are input
