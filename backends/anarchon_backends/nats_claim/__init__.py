@@ -202,46 +202,41 @@ class NatsClaimStore:
     # --- Instances and definitions -------------------------------------------------------
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
-        """One heartbeat: all its parts at once."""
+        """One heartbeat in two round trips: who it is and the time, then all else."""
         until = self._until(len(beat.renewals) + len(beat.looks))
-        now = await self._now(until)
-        renewals = together(
-            (
-                self._history.decide(
-                    each.job, each.slot, partial(claim_only.judge_renewal, each, now), until
-                )
-                for each in beat.renewals
-            ),
-            writes=True,
-        )
-        places = [(slot, job) for job, slot in beat.looks]
-        renewed = asyncio.ensure_future(renewals)
-        looked = asyncio.ensure_future(self._history.runs(places, until))
-        seen = asyncio.ensure_future(self._seen(beat, now, until))
+        time = asyncio.ensure_future(self._now(until))
+        alike = asyncio.ensure_future(self._registry.alike(beat.instance, until))
         since = asyncio.ensure_future(self._since(beat.sweep, until))
-        await over(renewed, looked, seen, since)
-        known, twins = seen.result()
+        await over(time, alike, since, writes=False)
+        now, (known, others) = time.result(), alike.result()
+        seen = replace(beat.instance, seen_at=now.at)
+        lives = asyncio.ensure_future(self._registry.seen(seen, until, left=beat.leaving))
+        renewed = asyncio.ensure_future(self._renewed(beat.renewals, now, until))
+        places = [(slot, job) for job, slot in beat.looks]
+        looked = asyncio.ensure_future(self._history.runs(places, until))
+        await over(lives, renewed, looked)
         answer = port.BeatAnswer(
             renewals=tuple(renewed.result()),
             looks=tuple(machine.view(run, now) if run else None for run in looked.result()),
             unfinished=(),
             settled=since.result(),
             known=known,
-            twins=twins,
+            twins=tuple(each.instance.incarnation for each in others if each.is_live(now)),
         )
         return self._reply(now, [answer])
 
-    async def _seen(
-        self, beat: port.Beat, now: machine.Moment, until: float
-    ) -> tuple[bool, tuple[str, ...]]:
-        """Notes that the instance lives; whether it is registered, and its twins."""
-        instance = replace(beat.instance, seen_at=now.at)
-        alike = await self._registry.members(until, instance.instance_id)
-        await self._registry.seen(instance, until, left=beat.leaving)
-        mine = [m for m in alike if m.instance.incarnation == instance.incarnation]
-        others = [m for m in alike if m.instance.incarnation != instance.incarnation]
-        known = any(member.holds is not None for member in mine)
-        return known, tuple(m.instance.incarnation for m in others if m.is_live(now))
+    async def _renewed(
+        self, renewals: Sequence[port.Renewal], now: machine.Moment, until: float
+    ) -> list[port.TokenAnswer]:
+        return await together(
+            (
+                self._history.decide(
+                    each.job, each.slot, partial(claim_only.judge_renewal, each, now), until
+                )
+                for each in renewals
+            ),
+            writes=True,
+        )
 
     async def _since(
         self, sweep: Sequence[tuple[str, str]], until: float
