@@ -549,7 +549,7 @@ class MemoryStore:
         space = self._space
         runs = sorted(space.runs.get(name, {}).values(), key=lambda run: run.slot)
         if not self._leased:
-            return claim_only.prunable(runs, now, policy)
+            return claim_only.prunable(runs, now, policy, space.members.keys())
         if unused:
             return [run for run in runs if run.state.final]
         live = {hold.definition_id for hold in space.held(now, name)}

@@ -427,6 +427,21 @@ class Node:
     async def history(self, **query: Any) -> list[RunView]:
         return list((await self.store.runs(RunQuery(**query))).answers)
 
+    async def paged(self, **query: Any) -> tuple[list[tuple[str, int]], int]:
+        """All runs that are wanted, page after page, as (job, seconds after T0); and how many pages."""
+        found: list[tuple[str, int]] = []
+        pages, wish = 0, RunQuery(**query)
+        while True:
+            reply = await self.store.runs(wish)
+            found += [(each.run.job, (each.run.slot - T0) // SECOND) for each in reply.answers]
+            pages += 1
+            after = reply.looked_to
+            if len(reply.answers) == wish.limit:
+                after = (reply.answers[-1].run.slot, reply.answers[-1].run.job)
+            if after is None:
+                return found, pages
+            wish = replace(wish, after=after)
+
     async def run(self, slot: int, job: str = JOB) -> RunView | None:
         """The run with its attempts, as history shows it."""
         found = await self.history(job=job, slot=slot)

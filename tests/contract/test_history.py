@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 
+from anarchon_backends import nats_claim
 from anarchon_backends.nats_lease import _reading as nats_reading
-from anarchon_backends.redis_lease import _reading as redis_reading
+from anarchon_backends.redis import _sieve as redis_sieve
+from anarchon_server.core.limits import NEVER
 from anarchon_server.core.model import (
     AttemptCause,
     Failure,
     Outcome,
     OverlapPolicy,
     RunState,
+    RunView,
 )
-from anarchon_server.core.store import RunQuery
 from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 
@@ -168,26 +171,82 @@ async def test_s30_runs_are_found_by_any_instance_that_attempted_them(
 async def test_s30_a_page_of_which_few_runs_are_wanted_may_end_early_and_says_where(
     cluster: Cluster, one: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for reading in (redis_reading, nats_reading):
+    for reading in (redis_sieve, nats_reading):
         monkeypatch.setattr(reading, "LOOKED_MAX", 2)
-    monkeypatch.setattr(redis_reading, "_STEP", 2)
+    for step in ("STEP", "STEP_LEAST"):
+        monkeypatch.setattr(redis_sieve, step, 2)
     monkeypatch.setattr(nats_reading, "_CHUNK", 2)
     for number in range(1, 8):
         cluster.advance_to(T0 + number * PERIOD)
         failure = Failure("E") if number in (1, 2) else None
         await one.complete(await one.win(cluster.now), Outcome(failure=failure))
-    query = RunQuery(states=frozenset({RunState.FAILED}), limit=1)
-    found: list[int] = []
-    pages = 0
-    while True:
-        reply = await one.store.runs(query)
-        found += [seen.run.slot - T0 for seen in reply.answers]
-        pages += 1
-        after = reply.looked_to
-        if reply.answers:
-            after = (reply.answers[-1].run.slot, reply.answers[-1].run.job)
-        if after is None:
-            break
-        query = replace(query, after=after)
-    assert found == [2 * PERIOD, PERIOD]
+    found, pages = await one.paged(states=frozenset({RunState.FAILED}), limit=1)
+    assert found == [("job", 20), ("job", 10)]
     assert pages <= 6
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_s30_what_is_wanted_of_many_jobs_is_found_however_little_is_looked_at_in_a_step(
+    cluster: Cluster, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    await mixed_runs(cluster, two)
+    await two[0].win(cluster.now, job="c")
+    cluster.advance(2 * LEASE)
+    await find_each_wish(two[1], monkeypatch, limit)
+
+
+async def mixed_runs(cluster: Cluster, two: tuple[Node, Node]) -> None:
+    """Some at one slot, some of which failed; by both."""
+    jobs = ("a", "ab", "b", "c")
+    for node in two:
+        await node.register(*(definition(job) for job in jobs))
+    for number in range(1, 7):
+        cluster.advance_to(T0 + number * PERIOD)
+        for place, job in enumerate(jobs[: 1 + number % 4]):
+            outcome = Outcome(failure=Failure("E") if (number + place) % 3 == 0 else None)
+            node = two[(number + place) % 2]
+            await node.complete(await node.win(cluster.now, job=job), outcome)
+
+
+async def find_each_wish(node: Node, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Page by page, of which each looks at little; a page or a step may end between runs of one slot."""
+    everything = await node.history(limit=500)
+    for name, most in _LITTLE.items():
+        monkeypatch.setattr(redis_sieve, name, most)
+    for backend in (nats_claim, nats_reading):
+        monkeypatch.setattr(backend, "LOOKED_MAX", 5)
+        monkeypatch.setattr(backend, "_CHUNK", 2)
+    for wish in WISHES:
+        wanted = [each for each in everything if is_wanted(each, **wish)]
+        found, _ = await node.paged(**wish, limit=limit)
+        assert found == [(each.run.job, (each.run.slot - T0) // SECOND) for each in wanted], wish
+
+
+_LITTLE = {"STEP": 3, "STEP_LEAST": 1, "LOOKED_MAX": 5, "READ_MAX": 2, "READ_LEAST": 1}
+
+WISHES: list[dict[str, Any]] = [
+    {"states": frozenset({RunState.SUCCESS})},
+    {"states": frozenset({RunState.FAILED})},
+    {"states": frozenset({RunState.CLAIMED})},
+    {"states": frozenset({RunState.INTERRUPTED, RunState.FAILED})},
+    {"states": frozenset({RunState.FAILED}), "job": "a"},
+    {"states": frozenset({RunState.SUCCESS}), "instance_id": "host:2"},
+    {"states": frozenset({RunState.SUCCESS}), "until_slot": T0 + 5 * PERIOD},
+    {"instance_id": "host:1"},
+    {"instance_id": "host:9"},
+]
+
+
+def is_wanted(
+    seen: RunView,
+    states: Collection[RunState] = frozenset(RunState),
+    job: str = "",
+    instance_id: str = "",
+    until_slot: int = NEVER,
+) -> bool:
+    return (
+        seen.run.state in states
+        and seen.run.job == (job or seen.run.job)
+        and seen.run.slot < until_slot
+        and seen.attempts[0].instance_id == (instance_id or seen.attempts[0].instance_id)
+    )

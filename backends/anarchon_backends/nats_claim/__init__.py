@@ -41,6 +41,8 @@ _RETENTION = re.compile(r"([1-9]\d{0,6})([smhd])")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RETENTION_LEAST_MS = 15 * 60_000
 _RETENTION_MOST_MS = 366 * 86_400_000
+LOOKED_MAX = 1_000  # runs read for one page, where few of them are wanted ...
+_CHUNK = 64  # ... and at once
 _PER_CALL = 1_000  # items for which a call has its usual time; more have more
 
 
@@ -200,46 +202,41 @@ class NatsClaimStore:
     # --- Instances and definitions -------------------------------------------------------
 
     async def beat(self, beat: port.Beat) -> port.Reply[port.BeatAnswer]:
-        """One heartbeat: all its parts at once."""
+        """One heartbeat in two round trips: who it is and the time, then all else."""
         until = self._until(len(beat.renewals) + len(beat.looks))
-        now = await self._now(until)
-        renewals = together(
-            (
-                self._history.decide(
-                    each.job, each.slot, partial(claim_only.judge_renewal, each, now), until
-                )
-                for each in beat.renewals
-            ),
-            writes=True,
-        )
-        places = [(slot, job) for job, slot in beat.looks]
-        renewed = asyncio.ensure_future(renewals)
-        looked = asyncio.ensure_future(self._history.runs(places, until))
-        seen = asyncio.ensure_future(self._seen(beat, now, until))
+        time = asyncio.ensure_future(self._now(until))
+        alike = asyncio.ensure_future(self._registry.alike(beat.instance, until))
         since = asyncio.ensure_future(self._since(beat.sweep, until))
-        await over(renewed, looked, seen, since)
-        known, twins = seen.result()
+        await over(time, alike, since, writes=False)
+        now, (known, others) = time.result(), alike.result()
+        seen = replace(beat.instance, seen_at=now.at)
+        lives = asyncio.ensure_future(self._registry.seen(seen, until, left=beat.leaving))
+        renewed = asyncio.ensure_future(self._renewed(beat.renewals, now, until))
+        places = [(slot, job) for job, slot in beat.looks]
+        looked = asyncio.ensure_future(self._history.runs(places, until))
+        await over(lives, renewed, looked)
         answer = port.BeatAnswer(
             renewals=tuple(renewed.result()),
             looks=tuple(machine.view(run, now) if run else None for run in looked.result()),
             unfinished=(),
             settled=since.result(),
             known=known,
-            twins=twins,
+            twins=tuple(each.instance.incarnation for each in others if each.is_live(now)),
         )
         return self._reply(now, [answer])
 
-    async def _seen(
-        self, beat: port.Beat, now: machine.Moment, until: float
-    ) -> tuple[bool, tuple[str, ...]]:
-        """Notes that the instance lives; whether it is registered, and its twins."""
-        instance = replace(beat.instance, seen_at=now.at)
-        alike = await self._registry.members(until, instance.instance_id)
-        await self._registry.seen(instance, until, left=beat.leaving)
-        mine = [m for m in alike if m.instance.incarnation == instance.incarnation]
-        others = [m for m in alike if m.instance.incarnation != instance.incarnation]
-        known = any(member.holds is not None for member in mine)
-        return known, tuple(m.instance.incarnation for m in others if m.is_live(now))
+    async def _renewed(
+        self, renewals: Sequence[port.Renewal], now: machine.Moment, until: float
+    ) -> list[port.TokenAnswer]:
+        return await together(
+            (
+                self._history.decide(
+                    each.job, each.slot, partial(claim_only.judge_renewal, each, now), until
+                )
+                for each in renewals
+            ),
+            writes=True,
+        )
 
     async def _since(
         self, sweep: Sequence[tuple[str, str]], until: float
@@ -268,7 +265,7 @@ class NatsClaimStore:
         lately = [
             machine.shown_instance(member.instance, now)
             for member in await self._registry.members(until)
-            if not member.left and not machine.is_forgotten(member.instance, now)
+            if member.is_known(now)
         ]
         lately.sort(key=lambda instance: (instance.instance_id, instance.incarnation))
         return self._reply(now, lately)
@@ -285,15 +282,19 @@ class NatsClaimStore:
             places = await self._history.places(until, query.job or "*")
         wanted = [place for place in reversed(places) if _in_range(place, query)]
         page: list[model.RunView] = []
-        for some in chunks(wanted, max(query.limit, 1)):
-            if len(page) >= query.limit:
-                break
+        looked_to: tuple[int, str] | None = None
+        for some in chunks(wanted[: max(LOOKED_MAX, query.limit)], max(query.limit, _CHUNK)):
             found = [run for run in await self._history.runs(some, until) if run is not None]
             page += [seen for seen in await self._shown(found, now, until) if _matches(seen, query)]
+            looked_to = some[-1] if some[-1] != wanted[-1] else None
+            if len(page) >= query.limit:
+                looked_to = None
+                break
         shown = page[: query.limit]
-        return self._reply(
+        reply = self._reply(
             now, shown if query.traces else [machine.without_traces(seen) for seen in shown]
         )
+        return replace(reply, looked_to=looked_to)
 
     async def _shown(
         self, runs: Sequence[model.Run], now: machine.Moment, until: float
@@ -359,7 +360,12 @@ class NatsClaimStore:
         """Deletes a batch of old runs, and definitions and instances long gone. No claims."""
         until = self._connection.until()
         now = await self._now(until)
-        gone, jobs = await self._history.prune(policy, now, until)
+        known = {
+            member.instance.incarnation
+            for member in await self._registry.members(until)
+            if member.is_known(now)
+        }
+        gone, jobs = await self._history.prune(policy, now, known, until)
         await self._registry.prune(now, policy.history_ms, jobs, until)
         return self._reply(now, [gone])
 

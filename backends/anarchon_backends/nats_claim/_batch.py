@@ -60,12 +60,12 @@ async def together(parts: Iterable[Coroutine[Any, Any, _T]], *, writes: bool = F
     return answers
 
 
-async def over(*parts: asyncio.Future[Any]) -> None:
-    """Waits until all parts are over, some of which write. Raises as `together` does."""
+async def over(*parts: asyncio.Future[Any], writes: bool = True) -> None:
+    """Waits until all parts are over. Raises as `together` does."""
     await _end(parts)
     errors = [error for error in map(_failure, parts) if error is not None]
     if errors:
-        raise of_the_whole(errors, partly=len(errors) < len(parts))
+        raise of_the_whole(errors, partly=writes and len(errors) < len(parts))
 
 
 def of_the_whole(errors: list[StoreError], *, partly: bool) -> StoreError:

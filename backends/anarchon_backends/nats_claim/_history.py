@@ -8,7 +8,7 @@ it is missing the claim says what it would be.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -131,9 +131,11 @@ class History:
         return sorted(self._subjects.run_of(subject) for subject in found)
 
     async def prune(
-        self, policy: port.PrunePolicy, now: Moment, until: float
+        self, policy: port.PrunePolicy, now: Moment, known: Container[str], until: float
     ) -> tuple[int, Collection[str]]:
-        """Removes a batch of old runs; how many went, and the jobs that may have others."""
+        """Removes a batch of old runs, but for unfinished ones of the instances that are `known`, by
+        their incarnations; how many went, and the jobs that may have others.
+        """
         by_job: dict[str, list[int]] = {}
         for slot, job in await self.places(until):
             by_job.setdefault(job, []).append(slot)
@@ -141,7 +143,8 @@ class History:
         for job, slots in by_job.items():
             if len(old) >= policy.batch:
                 break
-            old += (await self._old(job, slots, policy, now, until))[: policy.batch - len(old)]
+            found = await self._old(job, slots, policy, now, known, until)
+            old += found[: policy.batch - len(old)]
         await together(
             (
                 self._jetstream.purge(
@@ -154,7 +157,13 @@ class History:
         return len(old), by_job.keys()
 
     async def _old(
-        self, job: str, slots: list[int], policy: port.PrunePolicy, now: Moment, until: float
+        self,
+        job: str,
+        slots: list[int],
+        policy: port.PrunePolicy,
+        now: Moment,
+        known: Container[str],
+        until: float,
     ) -> list[model.Run]:
         """Which of a job's runs may go, oldest first. Only those that might are read."""
         beyond = len(slots) - policy.history_max
@@ -170,7 +179,8 @@ class History:
             for place, row in zip(chunk, found, strict=True):
                 rows[place] = row or rows[place]
             read = {slots[n] for n in candidates[: first + len(chunk)]}
-            going = [run for run in claim_only.prunable(rows, now, policy) if run.slot in read]
+            may_go = claim_only.prunable(rows, now, policy, known)
+            going = [run for run in may_go if run.slot in read]
             if len(going) >= policy.batch:
                 break
         return going

@@ -60,6 +60,10 @@ class Member:
         """Whether what it holds counts."""
         return not self.left and machine.is_live(self.instance, now)
 
+    def is_known(self, now: Moment) -> bool:
+        """Whether it is still shown: it lives, or was LOST not long ago."""
+        return not self.left and not machine.is_forgotten(self.instance, now)
+
 
 class Registry:
     """The definitions and instances of one namespace."""
@@ -208,6 +212,29 @@ class Registry:
 
         Without `holds`, those that have registered hold nothing, and the others None.
         """
+        parts = await self._parts(until, instance_id)
+        found = await together(self.member(*key, until) for key in parts)
+        members: list[Member] = []
+        for (key, numbers), member in zip(parts.items(), found, strict=True):
+            if member is None:
+                continue
+            held = await self._holds(*key, until) if holds and numbers else ()
+            members.append(replace(member, holds=held if numbers else None))
+        return members
+
+    async def alike(self, instance: model.Instance, until: float) -> tuple[bool, list[Member]]:
+        """Whether the instance has registered, and the others that have its label. It knows itself: where
+        it has no twin, which is usual, no instance is read.
+        """
+        parts = await self._parts(until, instance.instance_id)
+        known = bool(parts.pop((instance.instance_id, instance.incarnation), None))
+        found = await together(self.member(*key, until) for key in parts)
+        return known, [each for each in found if each is not None]
+
+    async def _parts(self, until: float, instance_id: str) -> dict[tuple[str, str], list[int]]:
+        """The numbers of the parts of what each instance holds (of one label), by label and
+        incarnation.
+        """
         subjects = self._subjects
         parts: dict[tuple[str, str], list[int]] = {}
         for subject in await self._jetstream.subjects(
@@ -217,14 +244,7 @@ class Registry:
             of_node = parts.setdefault((label, incarnation), [])
             if part is not None:
                 of_node.append(part)
-        found = await together(self.member(*key, until) for key in parts)
-        members: list[Member] = []
-        for (key, numbers), member in zip(parts.items(), found, strict=True):
-            if member is None:
-                continue
-            held = await self._holds(*key, until) if holds and numbers else ()
-            members.append(replace(member, holds=held if numbers else None))
-        return members
+        return parts
 
     async def _holds(
         self, instance_id: str, incarnation: str, until: float
@@ -253,7 +273,7 @@ class Registry:
         """Removes instances that are long gone, and definitions that nobody has held for long."""
         stay: list[Member] = []
         for member in await self.members(until, holds=True):
-            if not member.left and not machine.is_forgotten(member.instance, now):
+            if member.is_known(now):
                 stay.append(member)
                 continue
             await self._let_go(member.holds or (), member.instance.seen_at, until)

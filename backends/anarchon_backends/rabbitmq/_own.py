@@ -166,11 +166,11 @@ class Own:
 
     def prune(self, policy: port.PrunePolicy, now: Moment) -> int:
         """Drops a batch of old runs from history, and jobs long gone."""
-        gone = 0
+        gone, ours = 0, (self.incarnation,)
         for name in list(self._runs):
             of_job = self._runs[name]
             runs = sorted(of_job.values(), key=lambda run: run.slot)
-            for run in claim_only.prunable(runs, now, policy)[: policy.batch - gone]:
+            for run in claim_only.prunable(runs, now, policy, ours)[: policy.batch - gone]:
                 del of_job[run.slot]
                 self._decided[name, run.slot] = _bare(run)
                 gone += 1

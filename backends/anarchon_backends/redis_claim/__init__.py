@@ -18,6 +18,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -349,7 +350,8 @@ class RedisClaimStore:
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
-        return self._reply(*await self._in_time(self._reader.runs(query)))
+        now, page, looked_to = await self._in_time(self._reader.runs(query))
+        return replace(self._reply(now, page), looked_to=looked_to)
 
     async def jobs(self, names: Sequence[str], after: str, limit: int) -> port.Reply[model.JobView]:
         """The named jobs, or a page of all."""

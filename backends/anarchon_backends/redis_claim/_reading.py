@@ -11,6 +11,15 @@ from typing import Any
 
 from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import Command
+from anarchon_backends.redis._sieve import (
+    Place,
+    Sieve,
+    Stretch,
+    is_selective,
+    parts_of,
+    span_of,
+    top_of,
+)
 from anarchon_backends.redis._text import decode, decoded
 from anarchon_backends.redis_claim._rows import holds_of, instance_of, moment, run_of, spec_of
 from anarchon_server.core import claim_only, control, machine, model
@@ -20,7 +29,14 @@ _STEP = 500  # places read at once, of all jobs together ...
 _STEP_LEAST = 8  # ... and of each
 _NAMES = 1_000  # names of jobs read at once
 
-Place = tuple[int, str]  # slot, job
+# The run of an instance that is gone shows as interrupted, as `claim_only.shown` has it.
+_SHOWN_AS = {
+    model.RunState.INTERRUPTED: (
+        model.RunState.CLAIMED,
+        model.RunState.RUNNING,
+        model.RunState.RETRYING,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +67,7 @@ class Reader:
         self._server = server
         self._keys = keys
         self._clock = clock
+        self._sieve = Sieve(server, keys.job, _SHOWN_AS)
 
     async def _read(self, *commands: Command) -> tuple[machine.Moment, list[Any]]:
         """The store's moment, and what the commands answer."""
@@ -144,50 +161,53 @@ class Reader:
 
     # Runs
 
-    async def runs(self, query: port.RunQuery) -> tuple[machine.Moment, list[model.RunView]]:
-        """The runs that are wanted, newest slot first; equal slots by job name, last first."""
+    async def runs(
+        self, query: port.RunQuery
+    ) -> tuple[machine.Moment, list[model.RunView], Place | None]:
+        """The runs that are wanted, newest slot first; equal slots by job name, last first. And down to
+        where was looked, where the page is not full and that was not to the end.
+        """
         names = [query.job] if query.job else await self._all_names()
-        selective = query.states or query.instance_id
-        step = max(query.limit, _STEP) if selective else query.limit
         found: list[model.RunView] = []
-        now = None
-        async for places in self._places(names, query):
-            for first in range(0, len(places), step):
-                now, shown = await self._shown_at(places[first : first + step])
-                found += [
-                    seen if query.traces else machine.without_traces(seen)
-                    for seen in shown
-                    if _is_wanted(seen, query)
-                ]
-                if len(found) >= query.limit:
-                    return now, found[: query.limit]
-        if now is None:
-            now, _ = await self._read()
-        return now, found
+        looked_to: Place | None = None
+        stretches = self._sieve.of_jobs if is_selective(query) else self._listed
+        async for places, end in parts_of(stretches(names, query), query):
+            found += await self._wanted_at(places, query)
+            is_full = len(found) >= query.limit
+            looked_to = None if is_full else end
+            if is_full:
+                break
+        now, _ = await self._read()
+        return now, found[: query.limit], looked_to
 
-    async def _shown_at(
-        self, places: Sequence[Place]
-    ) -> tuple[machine.Moment, list[model.RunView]]:
-        """The runs at these places."""
+    async def _wanted_at(
+        self, places: Sequence[Place], query: port.RunQuery
+    ) -> list[model.RunView]:
+        """The runs at these places that are wanted."""
+        if not places:
+            return []
         now, (noted, *rows) = await self._read(
             ["HGETALL", self._keys.instances],
             *(["HGETALL", f"{self._keys.job(job)}:{slot}"] for slot, job in places),
         )
         live = _live_of(noted, now)
         found = zip(places, rows, strict=True)
-        return now, [_shown(row, place, live, now) for place, row in found if row]
+        shown = (_shown(row, place, live, now) for place, row in found if row)
+        return [
+            seen if query.traces else machine.without_traces(seen)
+            for seen in shown
+            if _is_wanted(seen, query)
+        ]
 
-    async def _places(
-        self, names: Sequence[str], query: port.RunQuery
-    ) -> AsyncIterator[list[Place]]:
-        """Where runs are that the query spans, newest first, some at a time.
+    async def _listed(self, names: Sequence[str], query: port.RunQuery) -> AsyncIterator[Stretch]:
+        """The stretches of the jobs' indexes, of which every run is wanted.
 
-        Every job has an index of its own; a few places of each are read, and those handed out
-        before which no job can have any that was not read.
+        A few places of each are read, and those handed out before which no job can have any that was
+        not read.
         """
-        lowest, highest = _span_of(query)
+        lowest = span_of(query, None).bottom
         step = max(_STEP // max(len(names), 1), _STEP_LEAST)
-        bounds = {name: _upper(highest, name, query.after) for name in names}
+        bounds = {name: top_of(name, query) for name in names}
         ends: dict[str, Place] = {}  # of what was read of a job that may have more
         waiting: list[Place] = []
         while bounds:
@@ -207,30 +227,11 @@ class Reader:
             barrier = max(ends.values(), default=None)
             ready = sorted((p for p in waiting if barrier is None or p >= barrier), reverse=True)
             waiting = [p for p in waiting if barrier is not None and p < barrier]
-            if ready:
-                yield ready
+            yield Stretch(ready, barrier, len(ready), barrier is not None)
             newest = max(waiting, default=None)
             bounds = {
                 name: f"({end[0]}" for name, end in ends.items() if newest is None or end > newest
             }
-
-
-def _span_of(query: port.RunQuery) -> tuple[str, str]:
-    """The lowest and the highest slot that the query spans, as the commands take them."""
-    lowest = max((s for s in (query.slot, query.from_slot) if s is not None), default=None)
-    last = None if query.until_slot is None else query.until_slot - 1
-    highest = min((s for s in (query.slot, last) if s is not None), default=None)
-    return (
-        "-inf" if lowest is None else str(lowest),
-        "+inf" if highest is None else str(highest),
-    )
-
-
-def _upper(highest: str, name: str, after: Place | None) -> str:
-    """From where on down the job's index is read."""
-    if after is None or (highest != "+inf" and int(highest) < after[0]):
-        return highest
-    return str(after[0]) if name < after[1] else f"({after[0]}"
 
 
 def _is_wanted(seen: model.RunView, query: port.RunQuery) -> bool:

@@ -5,11 +5,19 @@ Imports the port, the machine, `control`, the model and the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anarchon_backends.redis._cluster import Server
 from anarchon_backends.redis._connection import Command
+from anarchon_backends.redis._sieve import (
+    Place,
+    Sieve,
+    Stretch,
+    is_selective,
+    parts_of,
+    span_of,
+)
 from anarchon_backends.redis._text import decode, decoded
 from anarchon_backends.redis_lease._calls import Calls
 from anarchon_backends.redis_lease._rows import (
@@ -26,11 +34,10 @@ from anarchon_backends.redis_lease._rows import (
 from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
-_STEP = 100  # runs read at once where not every one may be wanted
-LOOKED_MAX = 1_000  # runs looked at for one page, where few of them are wanted
 _JOBS = 500  # jobs whose indexes are read at once
 
-Place = tuple[int, str]  # slot, job
+# A run whose lease is over shows as interrupted, as `machine.view` has it.
+_SHOWN_AS = {model.RunState.INTERRUPTED: (model.RunState.CLAIMED, model.RunState.RUNNING)}
 
 
 class Reader:
@@ -46,6 +53,7 @@ class Reader:
         self._namespace = calls.namespace
         self._key_of = calls.key_of
         self._clock = clock
+        self._sieve = Sieve(server, calls.key_of, _SHOWN_AS)
 
     async def _read(self, *commands: Command) -> tuple[machine.Moment, str, list[Any]]:
         """The store's moment, its identity, and the answers; of one server, as one step."""
@@ -132,62 +140,78 @@ class Reader:
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """The runs that are wanted, newest slot first; equal slots by job name, last first."""
-        found: list[model.RunView] = []
-        fences: dict[str, int] = {}
-        below, looked = query.after, 0
-        while True:
-            now, store_id, places, more = (
-                await self._places_of_all(query, below)
-                if self._calls.apart and not query.job
-                else await self._places(query, below)
-            )
-            shown: list[tuple[model.RunView, int]] = []
-            if places:
-                now, store_id, shown = await self._runs(places, query)
-            for seen, fence in shown:
-                if len(found) < query.limit:
-                    found.append(seen if query.traces else machine.without_traces(seen))
-                    fences[seen.run.job] = fence
-            below, looked = places[-1] if places else below, looked + len(places)
-            if not more or len(found) >= query.limit:
-                return port.Reply(now.at, tuple(found), fences, store_id)
-            if looked >= LOOKED_MAX:
-                return port.Reply(now.at, tuple(found), fences, store_id, looked_to=below)
+        found: list[tuple[model.RunView, int]] = []
+        looked_to: Place | None = None
+        async for places, end in parts_of(self._stretches(query), query):
+            found += await self._runs(places, query)
+            is_full = len(found) >= query.limit
+            looked_to = None if is_full else end
+            if is_full:
+                break
+        now, store_id, _ = await self._read()
+        page = found[: query.limit]
+        return port.Reply(
+            now.at,
+            tuple(seen if query.traces else machine.without_traces(seen) for seen, _ in page),
+            {seen.run.job: fence for seen, fence in page},
+            store_id,
+            looked_to=looked_to,
+        )
 
-    @staticmethod
-    def _step(query: port.RunQuery) -> int:
-        return max(query.limit, _STEP) if query.states or query.instance_id else query.limit
+    def _stretches(self, query: port.RunQuery) -> AsyncIterator[Stretch]:
+        if is_selective(query):
+            if self._calls.apart and not query.job:
+                return self._sifted_of_all(query)
+            return self._sieve.of_index(self._namespace, query)
+        return self._listed(query)
 
-    async def _places(
-        self, query: port.RunQuery, below: Place | None
-    ) -> tuple[machine.Moment, str, list[Place], bool]:
+    async def _sifted_of_all(self, query: port.RunQuery) -> AsyncIterator[Stretch]:
+        names = page = await self.job_names("", _JOBS)
+        while len(page) == _JOBS:
+            page = await self.job_names(page[-1], _JOBS)
+            names = names + page
+        async for each in self._sieve.of_jobs(names, query):
+            yield each
+
+    async def _listed(self, query: port.RunQuery) -> AsyncIterator[Stretch]:
+        """The stretches of the index of the job or of all, of which every run is wanted."""
+        below, more = query.after, True
+        while more:
+            if self._calls.apart and not query.job:
+                places, more = await self._places_of_all(query, below)
+            else:
+                places, more = await self._places(query, below)
+            below = places[-1] if places else below
+            yield Stretch(places, below, len(places), more)
+
+    async def _places(self, query: port.RunQuery, below: Place | None) -> tuple[list[Place], bool]:
         """The next places of the index that the query spans, newest first; whether there may be more."""
         index = f"{self._key_of(query.job)}:runs" if query.job else f"{self._namespace}:runs"
-        top, bottom = _span(query, below)
+        span = span_of(query, below)
         skip = 0
-        if below is not None and str(below[0]) == top:
+        if below is not None and str(below[0]) == span.top:
             skip = await self._skipped(index, query, below)
-        now, store_id, (members,) = await self._read(
-            ["ZREVRANGEBYSCORE", index, top, bottom, "LIMIT", skip, self._step(query)]
+        _, _, (members,) = await self._read(
+            ["ZREVRANGEBYSCORE", index, span.top, span.bottom, "LIMIT", skip, query.limit]
         )
         places = [_place_of(decode(each), query.job) for each in members]
-        more = len(members) == self._step(query)
-        return now, store_id, [each for each in places if below is None or each < below], more
+        more = len(members) == query.limit
+        return [each for each in places if below is None or each < below], more
 
     async def _places_of_all(
         self, query: port.RunQuery, below: Place | None
-    ) -> tuple[machine.Moment, str, list[Place], bool]:
+    ) -> tuple[list[Place], bool]:
         """The same over the indexes of all jobs, where the namespace has none of all runs."""
-        top, bottom = _span(query, below)
-        step, found, full, after = self._step(query), list[Place](), False, ""
+        span, step = span_of(query, below), query.limit
+        found, full, after = list[Place](), False, ""
         while True:
             names = await self.job_names(after, _JOBS)
             # One more than wanted, as one of each job may be `below` itself.
             commands: list[Command] = [
-                ["ZREVRANGEBYSCORE", f"{key}:runs", top, bottom, "LIMIT", 0, step + 1]
+                ["ZREVRANGEBYSCORE", f"{key}:runs", span.top, span.bottom, "LIMIT", 0, step + 1]
                 for key in map(self._key_of, names)
             ]
-            now, store_id, answers = await self._read(*commands)
+            _, _, answers = await self._read(*commands)
             for name, members in zip(names, answers, strict=True):
                 places = [_place_of(decode(each), name) for each in members]
                 found += [each for each in places if below is None or each < below]
@@ -196,7 +220,7 @@ class Reader:
             full = full or len(found) > step
             del found[step:]
             if len(names) < _JOBS:
-                return now, store_id, found, full
+                return found, full
             after = names[-1]
 
     async def _skipped(self, index: str, query: port.RunQuery, below: Place) -> int:
@@ -210,31 +234,20 @@ class Reader:
 
     async def _runs(
         self, places: Sequence[Place], query: port.RunQuery
-    ) -> tuple[machine.Moment, str, list[tuple[model.RunView, int]]]:
+    ) -> list[tuple[model.RunView, int]]:
         """The runs at these places that are wanted, each with its job's fence."""
-        now, store_id, answers = await self._read(
+        if not places:
+            return []
+        now, _, answers = await self._read(
             *(["HGETALL", f"{self._key_of(job)}:{slot}"] for slot, job in places),
             *(["HGET", self._key_of(job), "fence"] for _, job in places),
         )
         rows, fences = answers[: len(places)], answers[len(places) :]
-        wanted = _wanted(zip(places, rows, strict=True), query, now)
         by_place = dict(zip(places, fences, strict=True))
-        return (
-            now,
-            store_id,
-            [(seen, int(by_place[seen.run.slot, seen.run.job] or 0)) for seen in wanted],
-        )
-
-
-def _span(query: port.RunQuery, below: Place | None) -> tuple[str, str]:
-    """The highest and the lowest slot that are wanted, as a range of scores."""
-    until = None if query.until_slot is None else query.until_slot - 1
-    tops = [s for s in (query.slot, until, below[0] if below else None) if s is not None]
-    bottoms = [s for s in (query.slot, query.from_slot) if s is not None]
-    return (
-        str(min(tops)) if tops else "+inf",
-        str(max(bottoms)) if bottoms else "-inf",
-    )
+        return [
+            (seen, int(by_place[seen.run.slot, seen.run.job] or 0))
+            for seen in _wanted(zip(places, rows, strict=True), query, now)
+        ]
 
 
 def _place_of(member: str, job: str) -> Place:

@@ -9,7 +9,7 @@ other instance learns of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from anarchon_server.core import control, machine
@@ -299,20 +299,29 @@ def shown(run: Run, now: Moment, attempts: Sequence[Attempt] = (), *, live: bool
     return machine.view(run, now, (*attempts[:-1], lapsed) if attempts else ())
 
 
-def prunable(runs: Sequence[Run], now: Moment, policy: PrunePolicy) -> list[Run]:
+def prunable(
+    runs: Sequence[Run], now: Moment, policy: PrunePolicy, known: Container[str]
+) -> list[Run]:
     """Those of a job's runs, oldest first, that may go from history (S30).
 
-    By age also those that have not ended: nobody will end them. That a slot was claimed is kept
-    apart from history, or by the floor. A run that is retried is as old as its last attempt, or as
-    the next will be.
+    `known` are the incarnations of the instances that have not left and are not forgotten: such a one
+    may yet end its run, however long that takes. The others' go by age though they have not ended:
+    nobody will end them. That a slot was claimed is kept apart from history, or by the floor. A run
+    that is retried is as old as its last attempt, or as the next will be.
     """
     beyond = len(runs) - policy.history_max
     oldest = now.at - policy.history_ms
-    return [
-        run
-        for place, run in enumerate(runs)
-        if (run.state.final and place < beyond) or _last_touched(run) < oldest
-    ]
+
+    def may_go(place: int, run: Run) -> bool:
+        if run.state.final and place < beyond:
+            return True
+        return _last_touched(run) < oldest and not _may_yet_end(run, known)
+
+    return [run for place, run in enumerate(runs) if may_go(place, run)]
+
+
+def _may_yet_end(run: Run, known: Container[str]) -> bool:
+    return not run.state.final and run.current is not None and run.current.incarnation in known
 
 
 def _last_touched(run: Run) -> int:

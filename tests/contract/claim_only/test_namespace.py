@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from anarchon_server.core.model import InstanceState, Outcome, RunState
+from anarchon_server.core.model import Failure, InstanceState, Outcome, RunState
 from tests.contract.claim_only.traits import own_history, shared_history
 from tests.contract.harness import (
     DAY,
@@ -20,11 +20,13 @@ from tests.contract.harness import (
     Node,
     definition,
 )
+from tests.contract.test_history import find_each_wish, mixed_runs
 from tests.contract.test_names import ALIKE
 
 SLOT = T0 + PERIOD
 SOON_S = 5
 HOUR = 3_600 * SECOND
+RAISED = Outcome(failure=Failure("E", "first"))
 
 
 async def test_s28_a_schedule_begins_when_it_is_registered(cluster: Cluster) -> None:
@@ -136,6 +138,20 @@ async def test_s30_runs_are_found_by_job_state_time_and_instance(
 
 
 @shared_history
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_s30_what_is_wanted_of_many_jobs_is_found_however_little_is_looked_at_in_a_step(
+    cluster: Cluster, two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    await mixed_runs(cluster, two)
+    cluster.advance(PERIOD)
+    await two[0].win(cluster.now, job="c")
+    failed = await two[0].win(cluster.now, job="b", retries=1)
+    await two[0].complete(failed, RAISED, retry_in_ms=SECOND)
+    cluster.advance(2 * LEASE)
+    await find_each_wish(two[1], monkeypatch, limit)
+
+
+@shared_history
 async def test_a_run_whose_sidecar_is_gone_shows_as_interrupted(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:
@@ -163,18 +179,91 @@ async def test_s30_runs_beyond_the_number_kept_go_oldest_first(cluster: Cluster,
     assert await one.prune(history_max=3) == 0
 
 
+@shared_history
 async def test_s30_runs_that_are_too_old_go_also_those_that_nobody_can_end(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """Between two attempts, too: its instance alone would have made the next (S22, S24)."""
+    gone, lives = two
+    await run_through(cluster, gone, 2)
+    cluster.advance_to(T0 + 3 * PERIOD)
+    failed = await gone.win(T0 + 3 * PERIOD, retries=1)
+    await gone.complete(failed, RAISED, retry_in_ms=SECOND)
+    cluster.advance_to(T0 + 4 * PERIOD)
+    await gone.win(T0 + 4 * PERIOD)
+    cluster.advance_to(T0 + 2 * DAY + 4 * PERIOD)
+    await lives.register()
+    assert await lives.states() == {
+        10: RunState.SUCCESS,
+        20: RunState.SUCCESS,
+        30: (RunState.INTERRUPTED, "runner_lost"),
+        40: (RunState.INTERRUPTED, "runner_lost"),
+    }
+    assert await lives.prune(history_ms=2 * DAY) == 3
+    cluster.advance(1)
+    assert await lives.prune(history_ms=2 * DAY) == 1
+    assert await lives.history() == []
+
+
+async def test_s30_an_attempt_that_takes_longer_than_history_is_not_pruned_while_it_runs(
     cluster: Cluster, one: Node
 ) -> None:
-    await run_through(cluster, one, 2)
-    cluster.advance_to(T0 + 3 * PERIOD)
-    await one.win(T0 + 3 * PERIOD)
-    cluster.advance_to(T0 + 2 * DAY + 3 * PERIOD)
-    await one.register()
-    assert await one.prune(history_ms=2 * DAY) == 2
-    cluster.advance(1)
-    assert await one.prune(history_ms=2 * DAY) == 1
-    assert await one.history() == []
+    cluster.advance_to(SLOT)
+    running = await one.win(SLOT)
+    cluster.advance(20 * DAY)
+    await one.beat()
+    assert await one.prune(history_ms=DAY) == 0
+    assert await one.ended(SLOT) == (RunState.CLAIMED, "")
+    assert (await one.complete(running)).outcome == "recorded"
+    assert await one.ended(SLOT) == (RunState.SUCCESS, "")
+    assert await one.prune(history_ms=DAY) == 0
+    cluster.advance(DAY + 1)
+    assert await one.prune(history_ms=DAY) == 1
+
+
+async def test_s30_a_run_whose_retry_is_long_overdue_is_not_pruned_while_its_instance_lives(
+    cluster: Cluster, one: Node
+) -> None:
+    """The instance may be full since; it is its to give up."""
+    cluster.advance_to(SLOT)
+    failed = await one.win(SLOT, retries=1)
+    seen = await one.complete(failed, RAISED, retry_in_ms=SECOND)
+    assert seen.run is not None
+    cluster.advance(20 * DAY)
+    await one.beat()
+    assert await one.prune(history_ms=DAY) == 0
+    assert (await one.release(seen.run, "runner_lost")).outcome == "released"
+    assert await one.ended(SLOT) == (RunState.FAILED, "runner_lost")
+
+
+@shared_history
+async def test_s30_a_run_is_kept_while_its_instance_is_away_and_not_yet_forgotten(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """It may be cut off from the store, with its handlers at work (S27)."""
+    away, lives = two
+    cluster.advance_to(SLOT)
+    running = await away.win(SLOT)
+    cluster.advance(20 * DAY)
+    await away.beat()
+    cluster.advance(DAY + LEASE)
+    await lives.beat()
+    assert await lives.prune(history_ms=DAY) == 0
+    assert (await away.complete(running)).outcome == "recorded"
+
+
+@shared_history
+async def test_s30_a_run_of_an_instance_that_left_goes_by_age(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    left, stays = two
+    cluster.advance_to(SLOT)
+    await left.win(SLOT)
+    cluster.advance(DAY + 1)
+    await left.beat()
+    assert await stays.prune(history_ms=DAY) == 0
+    await left.beat(leaving=True)
+    assert await stays.prune(history_ms=DAY) == 1
 
 
 async def test_s30_pruning_goes_in_batches(cluster: Cluster, one: Node) -> None:

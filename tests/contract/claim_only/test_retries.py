@@ -242,11 +242,14 @@ async def test_s23_a_retry_that_is_given_up_ends_the_run(cluster: Cluster, one: 
 
 
 @shared_history
-async def test_s22_what_was_pruned_meanwhile_is_not_retried(cluster: Cluster, one: Node) -> None:
-    seen = await failed(cluster, one)
+async def test_s22_what_was_pruned_meanwhile_is_not_retried(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    away, lives = two
+    seen = await failed(cluster, away)
     cluster.advance(20 * DAY)
-    assert await one.prune() == 1
-    answer = await one.take_over(seen, retries=1)
+    assert await lives.prune() == 1
+    answer = await away.take_over(seen, retries=1)
     assert answer.outcome in (ClaimOutcome.LATE, ClaimOutcome.LOST)
 
 
@@ -290,6 +293,18 @@ async def test_s22_a_run_whose_instance_died_before_the_retry_shows_as_interrupt
     assert (run.run.state, run.run.reason) == (RunState.INTERRUPTED, Reason.RUNNER_LOST)
     (attempt,) = run.attempts
     assert (attempt.state, attempt.failure) == (last(seen).state, Failure("E", "first"))
+
+
+@controlled
+async def test_s21a_a_run_whose_instance_died_before_the_retry_is_ended_by_a_cancel(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await failed(cluster, first)
+    cluster.advance(DAY)
+    await second.beat()
+    await second.cancel(SLOT)
+    assert await second.ended(SLOT) == (RunState.FAILED, Reason.CANCELLED)
 
 
 @controlled

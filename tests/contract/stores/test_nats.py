@@ -1089,6 +1089,37 @@ async def test_definitions_of_many_jobs_are_held_in_parts() -> None:
         assert [view.instance_ids for view in views] == [("host:1",), ()]
 
 
+async def test_a_heartbeat_is_two_round_trips_whether_or_not_the_time_is_fresh(
+    one_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a twin; the second says that the instance lives, and at what time."""
+    connection, jetstream = connection_of(one_node), jetstream_of(one_node)
+    rounds, under_way = list[list[str]](), set[str]()
+    plain = connection.ask
+
+    async def ask(subject: str, *given: Any, **more: Any) -> bytes:
+        if not under_way:
+            rounds.append([])
+        rounds[-1].append(subject)
+        under_way.add(subject)
+        try:
+            return await plain(subject, *given, **more)
+        finally:
+            under_way.discard(subject)
+
+    sweep = ((JOB, "every:10s"),)
+    await one_node.beat(sweep=sweep)  # which reads what was registered
+    monkeypatch.setattr(connection, "ask", ask)
+    look = ["$JS.API.STREAM.INFO.an-history", "$JS.API.STREAM.MSG.GET.an-history"]
+    for fresh, reads in ((True, look), (False, ["$JS.API.STREAM.INFO.an-claims", *look])):
+        monkeypatch.setattr(type(jetstream.time), "fresh", fresh)
+        rounds.clear()
+        assert (await one_node.beat(sweep=sweep)).known
+        first, second = rounds
+        assert sorted(first) == sorted(reads)
+        assert [each.rsplit(".", 1)[1] for each in second] == ["seen"]
+
+
 async def test_s30_definitions_and_instances_that_are_long_gone_go(one_node: Node) -> None:
     cluster = one_node.cluster
     other = await cluster.node()

@@ -976,6 +976,24 @@ async def test_a_retention_that_differs_is_warned_of(
         assert record.fields == said  # type: ignore[attr-defined]
 
 
+async def test_s26_an_attempt_that_outlives_the_retention_is_its_own_sidecars_alone(
+    kind: str,
+) -> None:
+    """Which tells how it ended, from its memory; a restarted one finds nobody's claim to adopt."""
+    async with cluster_on(rabbitmq.fresh_url(kind)) as cluster:
+        node, restarted = await cluster.nodes_of(2)
+        cluster.advance_to(SLOT)
+        won = await node.win(SLOT)
+        store = node.store
+        assert isinstance(store, RabbitmqStore)
+        queue = store._queue("job", SLOT)
+        await store._link.ask(lambda c: c.queue_delete(queue), store._link.deadline())
+        assert (await restarted.renew(won, adopt=True)).outcome == "unknown_token"
+        assert (await restarted.complete(won)).outcome == "unknown_token"
+        assert (await node.renew(won)).outcome == "renewed"
+        assert (await node.complete(won)).outcome == "recorded"
+
+
 def test_what_an_instance_remembers_of_runs_that_history_has_dropped_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -159,8 +159,8 @@ local function drop_definitions(key)
   return false
 end
 
--- The job's runs that may go, oldest first (`claim_only.prunable`), and the newest of them that is
--- too old for anybody to claim (nil: none).
+-- The job's runs that may go, oldest first (`claim_only.prunable`, where `batch.instances` are known),
+-- and the newest of them that is too old for anybody to claim (nil: none).
 local function prunable(key, room)
   local runs, oldest, beyond = key .. ':runs', NOW - batch.history_ms, -1
   local too_many = read(runs, 'ZREVRANGE', runs, batch.history_max, batch.history_max)
@@ -174,12 +174,14 @@ local function prunable(key, room)
       break
     end
     local row = key .. ':' .. slot
-    local values = read(row, 'HMGET', row, 'state', 'ended_at', 'retry_at', 'claimed_at')
-    local at = tonumber(slot)
-    for i = 2, 4 do
+    local values = read(row, 'HMGET', row, 'state', 'incarnation', 'ended_at', 'retry_at',
+      'claimed_at')
+    local final, at = FINAL[values[1]], tonumber(slot)
+    for i = 3, 5 do
       at = math.max(at, tonumber(values[i] or '') or 0)
     end
-    if at < oldest or (FINAL[values[1]] and tonumber(slot) <= beyond) then
+    local may_yet_end = not final and batch.instances[values[2] or '']
+    if (at < oldest and not may_yet_end) or (final and tonumber(slot) <= beyond) then
       slots[#slots + 1] = slot
       floor = tonumber(slot) < NOW - KEPT_MS and slot or floor
     end
