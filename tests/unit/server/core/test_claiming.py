@@ -759,6 +759,19 @@ def test_s4_claims_that_were_queued_before_a_suspension_are_thrown_away() -> Non
     assert client.only().slot == START + 30_000
 
 
+def test_s4_a_slot_that_waited_for_room_and_is_still_in_time_is_claimed_after_a_suspension() -> None:
+    world, sidecar, client = lone(
+        every(overlap=OverlapPolicy.ALLOW, start_deadline_ms=8_000), max_concurrency=1
+    )
+    world.run_until(20_500)
+    assert client.only().slot == START + 10_000
+    world.jump(2_000)
+    sidecar.feed(Suspended(2_000))
+    client.complete()
+    world.run_for(100)
+    assert client.only().slot == START + 20_000
+
+
 def test_s4_a_takeover_that_was_queued_waits_for_a_new_look_after_a_suspension() -> None:
     world, sidecar, _ = lone(FAST)
     other = rival(world, FAST)
@@ -805,6 +818,18 @@ def test_s4_a_slot_that_passed_in_a_short_suspension_is_still_claimed() -> None:
     client.keep_alive()
     world.run_for(10)
     assert client.only().slot == START + 10_000
+
+
+def test_s1_a_slot_that_a_step_back_put_ahead_again_is_not_waited_for_a_second_time() -> None:
+    """Its run was begun when it had come, and is taken over at once."""
+    world, sidecar, _ = lone(FAST)
+    other = rival(world, FAST)
+    world.run_until(10_500)
+    sidecar.die()
+    world.store_step = other.sidecar.host_offset = -20_000
+    world.run_until(20_000)
+    assert world.store_at < START + 10_000
+    assert (other.only().slot, other.only().attempt) == (START + 10_000, 2)
 
 
 def test_s20_a_slot_whose_timer_comes_too_late_is_left_to_the_plan() -> None:
