@@ -30,7 +30,7 @@ from anarchon.v1 import session_pb2
 from anarchon_backends.memory import open_store
 from anarchon_server.core import limits
 from anarchon_server.core.engine import Engine
-from anarchon_server.core.errors import AnarchonError, NotFoundError
+from anarchon_server.core.errors import AnarchonError, InvalidError, NotFoundError
 from anarchon_server.core.model import Attempt, RunState, RunView
 from anarchon_server.core.policy import read_schedule
 from anarchon_server.core.settings import Settings
@@ -465,7 +465,8 @@ class LocalSidecar:
             raise NotFoundError("job", job, "is a client subscribed with it, and ready?")
         schedule = read_schedule(found.answers[0].spec)
         slot = schedule.next_after(self._loop.wall_ms())
-        assert slot is not None, "a schedule that never fires is refused"
+        if slot is None:
+            raise InvalidError("job", job, "it has no schedule: trigger it")
         await self._advance(slot - self._loop.wall_ms(), wait=True)
         query = RunQuery(job=job, slot=slot, limit=1, traces=True)
         views = (await self._store.runs(query)).answers

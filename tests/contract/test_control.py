@@ -26,6 +26,7 @@ from anarchon_server.core.store import (
     Passed,
     Pause,
     Plan,
+    Resume,
     TriggerRun,
 )
 from tests.contract.harness import (
@@ -60,6 +61,50 @@ async def shown(node: Node, job: str = JOB) -> JobView:
 
 def plan_of(settled: int, *slots: int, **given: Any) -> Plan:
     return Plan(JOB, SCHEDULE, settled, tuple(MissedSlot(s, PERIOD) for s in slots), **given)
+
+
+async def test_s29_a_job_without_a_schedule_is_triggered_run_and_pruned_like_any_other(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    bare = definition(period=0)
+    await first.register(bare)
+    (answer,) = await second.register(bare)
+    assert (answer.settled, answer.definitions_differ) == (None, False)
+    cluster.advance_to(SLOT + 3)
+    run = (await first.triggered(slots=())).run
+    assert (run.slot, run.state, run.trigger) == (SLOT + 3, RunState.DUE, Trigger.MANUAL)
+    beat = await second.beat(sweep=((JOB, ""),))
+    assert beat.known
+    assert (beat.settled, [view.run.slot for view in beat.unfinished]) == ((None,), [run.slot])
+    assert (await first.pause("by hand only")).outcome is ControlOutcome.DONE
+    won = await second.win(run.slot, schedule_id="", previous_slot=None)
+    await second.complete(won)
+    assert await first.ended(run.slot) == (RunState.SUCCESS, "")
+    view = await shown(first)
+    assert (view.schedules, view.spec.schedule) == ((), None)
+    resumed = Resume(JOB, view.paused_at or 0, cluster.now + SECOND)
+    assert (await first.control(resumed)).outcome is ControlOutcome.DONE
+    cluster.advance(3 * DAY)
+    await second.beat()
+    assert await second.prune(history_ms=DAY) == 1
+    assert await first.history() == []
+    assert (await first.triggered("r-2", slots=())).run.state is RunState.DUE
+
+
+async def test_s28_a_job_may_lose_its_schedule_and_get_it_back(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    cluster.advance_to(SLOT)
+    (without,) = await first.register(definition(period=0))
+    assert (without.settled, without.definitions_differ) == (None, True)
+    assert (await shown(first)).spec.schedule is None
+    assert (await second.claim(SLOT)).outcome is ClaimOutcome.WON, "who holds it goes on"
+    await second.register(definition(period=0))
+    cluster.advance_to(SLOT + 10 * PERIOD)
+    (again,) = await first.register(definition())
+    assert again.settled == cluster.now, "nothing is caught up of a schedule that nobody had"
 
 
 # Pause

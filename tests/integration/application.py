@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from anarchon import AnarchonClient, Context, Every, Job, SyncContext
+from anarchon import AnarchonClient, Context, Every, Job, OnTrigger, SyncContext
 
 _STEP_S = 0.02
 
@@ -108,7 +108,7 @@ async def main(told: dict[str, Any]) -> None:
     handlers = [
         Job(
             lasting(job["seconds"]) if job["kind"] == "lasting" else kinds[job["kind"]],
-            Every(job["every"], offset=job.get("offset", "0s")),
+            Every(job["every"], offset=job.get("offset", "0s")) if "every" in job else OnTrigger(),
             name=job["name"],
             **job.get("policies", {}),
         )

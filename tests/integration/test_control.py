@@ -25,15 +25,13 @@ SUCCESS, FAILED = run_pb2.RUN_STATE_SUCCESS, run_pb2.RUN_STATE_FAILED
 SKIPPED = run_pb2.RUN_STATE_SKIPPED
 
 ODD = "odd/na.me:of-a_job"
-NEVER = {"every": "366d"}
 JOBS: list[dict[str, Any]] = [
-    {"name": "quick", "kind": "quick", **NEVER, "policies": {"overlap": "allow"}},
-    {"name": ODD, "kind": "quick", **NEVER, "policies": {"overlap": "allow"}},
-    {"name": "held", "kind": "working", **NEVER, "policies": {"overlap": "queue"}},
+    {"name": "quick", "kind": "quick", "policies": {"overlap": "allow"}},
+    {"name": ODD, "kind": "quick", "policies": {"overlap": "allow"}},
+    {"name": "held", "kind": "working", "policies": {"overlap": "queue"}},
     {
         "name": "failing",
         "kind": "failing",
-        **NEVER,
         "policies": {"retries": 5, "retry_delay": "30m"},
     },
     {"name": "often", "kind": "quick", "every": "500ms"},

@@ -25,7 +25,7 @@ from anarchon._errors import (
     UnsupportedError,
     VersionError,
 )
-from anarchon._jobs import Cron, Every, Job, Policies, cron, every
+from anarchon._jobs import Cron, Every, Job, OnTrigger, Policies, cron, every, on_trigger
 from anarchon.admin import AdminClient
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "LeaseLost",
     "NotConfirmedError",
     "NotFoundError",
+    "OnTrigger",
     "Permanent",
     "Policies",
     "RefusedError",
@@ -64,4 +65,5 @@ __all__ = [
     "Waiter",
     "cron",
     "every",
+    "on_trigger",
 ]

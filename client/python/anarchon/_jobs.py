@@ -150,6 +150,15 @@ class Cron:
         _check_zone(self.tz)
 
 
+@dataclass(frozen=True, slots=True)
+class OnTrigger:
+    """No schedule: never due by itself, the job runs when somebody triggers it.
+
+    A job without one has no slots to wait for or to catch up: `jitter`, `start_deadline`, `catch_up`
+    and `catch_up_limit` are refused. The store must have control (`anarchon trigger`).
+    """
+
+
 class Job:
     """A function with its schedule and policies: for what the decorators cannot say.
 
@@ -165,7 +174,7 @@ class Job:
     def __init__(
         self,
         handler: Handler,
-        schedule: Every | Cron | None = None,
+        schedule: Every | Cron | OnTrigger | None = None,
         *,
         name: str | None = None,
         **policies: Unpack[Policies],
@@ -215,6 +224,15 @@ def cron(
     return _decorator(Cron(expression, tz), name, policies)
 
 
+def on_trigger(*, name: str | None = None, **policies: Unpack[Policies]) -> Callable[[_H], _H]:
+    """Decorate a handler that runs only when it is triggered; the function is given back as it was.
+
+    See `OnTrigger`, `Job` for `name`, `Policies` for the rest. The handler is `fn(ctx)` or `fn()`,
+    async or not. Raises `JobError`.
+    """
+    return _decorator(OnTrigger(), name, policies)
+
+
 def collect(handlers: Handlers) -> dict[str, Job]:
     """Return the jobs of what `subscribe` was given, by name. Raises `JobError`."""
     if isinstance(handlers, str | Job) or not isinstance(handlers, Iterable):
@@ -258,7 +276,7 @@ def check_name(name: object) -> None:
 class _Plan:
     """What a decorator leaves on its function; a `Job` is made of it on subscribing."""
 
-    schedule: Every | Cron
+    schedule: Every | Cron | OnTrigger
     name: str | None
     policies: Policies
 
@@ -266,7 +284,9 @@ class _Plan:
         return Job(handler, self.schedule, name=self.name, **self.policies)
 
 
-def _decorator(schedule: Every | Cron, name: str | None, policies: Policies) -> Callable[[_H], _H]:
+def _decorator(
+    schedule: Every | Cron | OnTrigger, name: str | None, policies: Policies
+) -> Callable[[_H], _H]:
     plan = _Plan(schedule, name, policies)
 
     def attach(handler: _H) -> _H:
@@ -396,15 +416,19 @@ def _make_spec(name: str, schedule: object, policies: Policies) -> job_pb2.JobSp
         case Cron():
             spec.cron.expression = schedule.expression.strip()
             spec.cron.time_zone = schedule.tz
+        case OnTrigger():
+            pass
         case None:
             spec.by_name = True
         case _:
-            raise JobError(f"schedule {schedule!r}: must be Every(...) or Cron(...)")
+            raise JobError(f"schedule {schedule!r}: must be Every(...), Cron(...) or OnTrigger()")
     _set_durations(spec, policies)
     _set_choices(spec, policies)
     _set_numbers(spec, policies)
     _set_retry(spec, policies)
     _set_labels(spec, policies.get("labels"))
+    if isinstance(schedule, OnTrigger):
+        _refuse_what_needs_a_schedule(policies)
     _check_relations(spec, schedule)
     return spec
 
@@ -502,6 +526,12 @@ def _set_labels(spec: job_pb2.JobSpec, labels: object) -> None:
 
 def _is_label(text: object) -> bool:
     return isinstance(text, str) and len(text.encode(errors="replace")) <= _LABEL_MAX_BYTES
+
+
+def _refuse_what_needs_a_schedule(policies: Policies) -> None:
+    for key in ("jitter", "start_deadline", "catch_up", "catch_up_limit"):
+        if (value := policies.get(key)) is not None:
+            raise _wrong(key, f"{value!r:.80}", "is for slots of a schedule: leave it out")
 
 
 def _check_relations(spec: job_pb2.JobSpec, schedule: object) -> None:

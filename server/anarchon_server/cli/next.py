@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from anarchon_server.core.slots import (
     TZDATA_VERSION,
     Cron,
-    Schedule,
+    Every,
     ScheduleError,
     Zone,
     format_duration,
@@ -102,7 +102,7 @@ def _one_text(texts: list[str]) -> str:
     return texts[0]
 
 
-def _parse_schedule(text: str, zone: Zone, job: str | None) -> Schedule:
+def _parse_schedule(text: str, zone: Zone, job: str | None) -> Every | Cron:
     """Return the schedule; what is given beside the text here is asked for by its flag."""
     if "TZ=" in text:
         expected = "the zone is not part of the text: give it with --tz ZONE"
@@ -151,20 +151,20 @@ def _parse_count(text: str) -> int:
 # ── Output ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _next_slots(schedule: Schedule, after_ms: int, count: int) -> Iterator[int]:
+def _next_slots(schedule: Every | Cron, after_ms: int, count: int) -> Iterator[int]:
     horizon_ms = (_HORIZON - _EPOCH) // timedelta(milliseconds=1)
     for _, slot in zip(range(count), schedule.between(after_ms, horizon_ms), strict=False):
         yield slot
 
 
-def _as_object(schedule: Schedule, zone: Zone, slot: int) -> dict[str, int | str]:
+def _as_object(schedule: Every | Cron, zone: Zone, slot: int) -> dict[str, int | str]:
     shown: dict[str, int | str] = {"slot": slot, "utc": _utc(slot), "local": _local(zone, slot)}
     if remark := schedule.remark(slot):
         shown["note"] = remark
     return shown
 
 
-def _print_heading(schedule: Schedule, after_ms: int) -> None:
+def _print_heading(schedule: Every | Cron, after_ms: int) -> None:
     print(schedule.description)
     for note in schedule.notes:
         print(f"note: {note}")
@@ -175,7 +175,9 @@ def _print_heading(schedule: Schedule, after_ms: int) -> None:
     print()
 
 
-def _print_table(schedule: Schedule, zone: Zone | None, slots: Iterator[int], count: int) -> None:
+def _print_table(
+    schedule: Every | Cron, zone: Zone | None, slots: Iterator[int], count: int
+) -> None:
     """Print the slots, with the local time where a zone was asked for."""
     local = "" if zone is None else f"{'local':<25}  "
     print(f"{local}{'UTC':<20}  {'slot':>13}  gap")

@@ -165,9 +165,12 @@ class Jobs:
         )
 
     def _registered(self, state: JobState, answer: Registration) -> None:
-        assert answer.settled is not None, "a job without a schedule is refused"
         if answer.definitions_differ:
             self._context.log(Level.WARNING, "definitions_differ", job=state.job.name)
+        if not state.job.schedule_id:
+            state.registered = True  # nothing is to come, or to be settled
+            return
+        assert answer.settled is not None, "what has a schedule is settled up to somewhere"
         if not state.registered:
             state.registered = True
             state.settled = answer.settled
@@ -217,7 +220,7 @@ class Jobs:
     def show_settled(self, name: str, schedule_id: str, settled: int | None) -> None:
         """What the store showed of the job's schedule."""
         state = self.registered(name)
-        if state is None or state.job.schedule_id != schedule_id:
+        if state is None or not schedule_id or state.job.schedule_id != schedule_id:
             return
         if settled is None:
             self.unregistered(name)

@@ -26,8 +26,15 @@ from anarchon_server.core.model import (
     JobSpec,
     OverlapPolicy,
 )
-from anarchon_server.core.slots import Cron, Every, Schedule, ScheduleError, format_duration
-from anarchon_server.core.store import LEASE_BACKENDS, Capabilities
+from anarchon_server.core.slots import (
+    Cron,
+    Every,
+    Schedule,
+    ScheduleError,
+    Unscheduled,
+    format_duration,
+)
+from anarchon_server.core.store import CONTROL_BACKENDS, LEASE_BACKENDS, Capabilities
 
 Draw = Callable[[int], int]
 """A uniform integer in [0, n], from an injected random source."""
@@ -163,13 +170,17 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
         _refuse_what_needs_a_lease(spec, capabilities.backend)
     _refuse_what_the_backend_has_not(spec, capabilities)
     schedule = read_schedule(spec)
-    _refuse_what_is_over(spec, schedule, near_ms)
+    if isinstance(schedule, Unscheduled):
+        _refuse_what_needs_a_schedule(spec)
+    else:
+        _refuse_what_is_over(spec, schedule, near_ms)
     lease = _lease(spec, lease_ms)
     heartbeat = _heartbeat(spec, lease)
     _check_numbers(spec)
-    _check_jitter(spec, schedule, near_ms)
-    if not capabilities.leases:
-        _check_records(spec, schedule, capabilities, near_ms)
+    if not isinstance(schedule, Unscheduled):
+        _check_jitter(spec, schedule, near_ms)
+        if not capabilities.leases:
+            _check_records(spec, schedule, capabilities, near_ms)
     window = spec.catch_up_window_ms or limits.CATCH_UP_WINDOW
     return Job(
         spec=spec,
@@ -189,14 +200,15 @@ def resolve(spec: JobSpec, capabilities: Capabilities, lease_ms: int, near_ms: i
 
 
 def read_schedule(spec: JobSpec) -> Schedule:
-    """The schedule of a spec. Raises `InvalidScheduleError` or `UnsupportedError`."""
-    assert spec.schedule is not None, "refused before"
+    """The schedule of a spec. Raises `InvalidScheduleError`."""
+    if spec.schedule is None:
+        return Unscheduled()
     key = spec.name if isinstance(spec.schedule, CronSchedule) else ""
     return _parsed(spec.schedule, key)
 
 
 @lru_cache(maxsize=2 * limits.JOBS_MAX)
-def _parsed(schedule: EverySchedule | CronSchedule, job: str) -> Schedule:
+def _parsed(schedule: EverySchedule | CronSchedule, job: str) -> Every | Cron:
     try:
         if isinstance(schedule, EverySchedule):
             return Every(schedule.period_ms, schedule.offset_ms)
@@ -219,7 +231,7 @@ def _refuse_what_needs_a_lease(spec: JobSpec, backend: str) -> None:
 
 
 def _check_records(
-    spec: JobSpec, schedule: Schedule, capabilities: Capabilities, near_ms: int
+    spec: JobSpec, schedule: Every | Cron, capabilities: Capabilities, near_ms: int
 ) -> None:
     """S10. A claim-only backend must know who won a slot for as long as anybody may claim it."""
     backend, gap = capabilities.backend, _shortest_gap(schedule, near_ms // limits.DAY * limits.DAY)
@@ -270,9 +282,9 @@ def _refuse_what_the_backend_has_not(spec: JobSpec, capabilities: Capabilities) 
             "it is offered by name only, and the sidecar's configuration has no schedule for it: "
             f"set every or cron in [jobs.{spec.name}] of its file, or give it one in code",
         )
-    if spec.schedule is None:
-        hint = f"set every or cron, in code or at [jobs.{spec.name}] of the sidecar's configuration"
-        raise UnsupportedError("a job without a schedule", backend, (), hint)
+    if spec.schedule is None and not capabilities.control:
+        hint = "set every or cron: no run can be triggered there"
+        raise UnsupportedError("a job without a schedule", backend, CONTROL_BACKENDS, hint)
     if spec.overlap is not None and spec.overlap not in capabilities.overlap:
         have = ", ".join(sorted(capabilities.overlap))
         feature = f"overlap={spec.overlap}"
@@ -286,7 +298,21 @@ def _refuse_what_the_backend_has_not(spec: JobSpec, capabilities: Capabilities) 
         raise UnsupportedError("retry", backend, LEASE_BACKENDS, hint)
 
 
-def _refuse_what_is_over(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
+def _refuse_what_needs_a_schedule(spec: JobSpec) -> None:
+    """What says how slots are claimed or caught up: a triggered run is due at once, and never missed."""
+    for field, given in (
+        ("jitter", _shown_if_set(spec.jitter_ms)),
+        ("start_deadline", _shown_if_set(spec.start_deadline_ms)),
+        ("catch_up", spec.catch_up),
+        ("catch_up.limit", spec.catch_up_limit),
+    ):
+        if given:
+            raise InvalidError(
+                field, given, "it is for slots of a schedule: set every or cron, or leave it unset"
+            )
+
+
+def _refuse_what_is_over(spec: JobSpec, schedule: Every | Cron, near_ms: int) -> None:
     if isinstance(spec.schedule, CronSchedule) and schedule.next_after(near_ms) is None:
         raise InvalidScheduleError(
             "expression",
@@ -371,7 +397,7 @@ def _check_numbers(spec: JobSpec) -> None:
             )
 
 
-def _check_jitter(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
+def _check_jitter(spec: JobSpec, schedule: Every | Cron, near_ms: int) -> None:
     if not spec.jitter_ms:
         return
     gap = _shortest_gap(schedule, near_ms // limits.DAY * limits.DAY)
@@ -390,13 +416,17 @@ def _check_jitter(spec: JobSpec, schedule: Schedule, near_ms: int) -> None:
 
 
 @lru_cache(maxsize=2 * limits.JOBS_MAX)
-def _shortest_gap(schedule: Schedule, near_ms: int) -> int:
+def _shortest_gap(schedule: Every | Cron, near_ms: int) -> int:
     return schedule.shortest_gap_ms(near_ms, limits.GAP_SAMPLE)
 
 
 def _within(field: str, value_ms: int | None, least: int, most: int) -> None:
     if value_ms is not None and not least <= value_ms <= most:
         raise InvalidError(field, shown(value_ms), f"{shown(least)} to {shown(most)}")
+
+
+def _shown_if_set(duration_ms: int | None) -> str:
+    return "" if duration_ms is None else shown(duration_ms)
 
 
 def _or(value: int | None, default: int) -> int:

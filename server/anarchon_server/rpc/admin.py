@@ -145,7 +145,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         after = now
         if request.HasField("after_time"):
             after = wire.timestamp_to_ms("after_time", request.after_time)
-        slots = [] if spec.schedule is None else _slots_after(read_schedule(spec), after, count)
+        slots = _slots_after(read_schedule(spec), after, count)
         return admin_pb2.PreviewSlotsResponse(slots=slots)
 
     async def _job(self, name: str) -> tuple[model.JobView, int]:
@@ -167,8 +167,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         if view.last_run is not None:
             job.last_run.CopyFrom(wire.run_out(view.last_run))
-        if view.spec.schedule is not None:
-            self._schedule_out(view, job, store_at)
+        self._schedule_out(view, job, store_at)
         return job
 
     def _schedule_out(self, view: model.JobView, job: admin_pb2.Job, store_at: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import anarchon
-from anarchon import Cron, Every, Job, JobError, cron, every
+from anarchon import Cron, Every, Job, JobError, OnTrigger, cron, every, on_trigger
 from anarchon._jobs import collect
 from anarchon.v1 import job_pb2
 
@@ -175,7 +175,7 @@ def test_a_bad_policy_is_refused_by_name_and_value(policies: dict[str, Any], mes
         (lambda: cron(5), "must be a text"),  # type: ignore[arg-type]
         (lambda: cron("0 8 * * *", tz=""), 'must be an IANA name such as "Europe/Athens"'),
         (lambda: cron("0 8 * * *", tz="Europe Athens"), "must be an IANA name"),
-        (lambda: Job(nothing, "10s"), "must be Every(...) or Cron(...)"),  # type: ignore[arg-type]
+        (lambda: Job(nothing, "10s"), "must be Every(...), Cron(...) or OnTrigger()"),  # type: ignore[arg-type]
         (lambda: Job(nothing, 3), "schedule 3: must be Every"),  # type: ignore[arg-type]
     ],
 )
@@ -323,6 +323,29 @@ def test_handlers_are_offered_by_name_where_they_say_no_more() -> None:
     by_name = Job(nothing, name="sync", lease="6s")
     assert by_name.spec.by_name
     assert by_name.spec.lease.seconds == 6
+
+
+def test_a_handler_may_run_only_when_it_is_triggered() -> None:
+    @on_trigger(name="import", overlap="queue", lease="6s")
+    def decorated() -> None: ...
+
+    jobs = collect([decorated, Job(nothing, OnTrigger(), name="own")])
+    assert jobs["own"].spec == job_pb2.JobSpec(name="own")
+    assert jobs["import"].spec.WhichOneof("schedule") is None
+    assert not jobs["import"].spec.by_name
+    assert jobs["import"].spec.lease.seconds == 6
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"jitter": "0s"}, {"start_deadline": "5s"}, {"catch_up": "none"}, {"catch_up_limit": 5}],
+    ids=str,
+)
+def test_what_is_for_slots_is_refused_for_what_is_only_triggered(policy: dict[str, Any]) -> None:
+    (field,) = policy
+    with pytest.raises(JobError, match="is for slots of a schedule: leave it out") as raised:
+        Job(nothing, OnTrigger(), **policy)
+    assert raised.value.field == field
 
 
 @pytest.mark.parametrize(

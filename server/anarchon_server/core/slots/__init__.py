@@ -11,6 +11,7 @@ from anarchon_server.core.slots.cron import Cron
 from anarchon_server.core.slots.duration import format_duration, parse_duration_ms
 from anarchon_server.core.slots.errors import ScheduleError
 from anarchon_server.core.slots.every import Every
+from anarchon_server.core.slots.unscheduled import Unscheduled
 from anarchon_server.core.slots.zones import TZDATA_VERSION, ClockChange, Zone, zone_named
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Every",
     "Schedule",
     "ScheduleError",
+    "Unscheduled",
     "Zone",
     "format_duration",
     "parse_duration_ms",
@@ -29,10 +31,10 @@ __all__ = [
 
 _LONGEST_WORD = 1_000
 
-Schedule = Every | Cron
+Schedule = Every | Cron | Unscheduled
 
 
-def parse_schedule(text: str, time_zone: str = "", job: str | None = None) -> Schedule:
+def parse_schedule(text: str, time_zone: str = "", job: str | None = None) -> Every | Cron:
     """Return the schedule that `text` means: "10s" is a grid, anything else a cron expression.
 
     White space around is trimmed. A zone is for cron expressions; a grid has none and ignores it.

@@ -759,7 +759,9 @@ def test_s4_claims_that_were_queued_before_a_suspension_are_thrown_away() -> Non
     assert client.only().slot == START + 30_000
 
 
-def test_s4_a_slot_that_waited_for_room_and_is_still_in_time_is_claimed_after_a_suspension() -> None:
+def test_s4_a_slot_that_waited_for_room_and_is_still_in_time_is_claimed_after_a_suspension() -> (
+    None
+):
     world, sidecar, client = lone(
         every(overlap=OverlapPolicy.ALLOW, start_deadline_ms=8_000), max_concurrency=1
     )

@@ -215,7 +215,6 @@ def test_s7_a_hash_is_of_the_jobs_own_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"schedule": None}, "a job without a schedule"),
         ({"overlap": OverlapPolicy.QUEUE}, "overlap=queue"),
         ({"overlap": OverlapPolicy.CANCEL}, "overlap=cancel"),
         ({"catch_up": CatchUpPolicy.LATEST}, "catch_up=latest"),
@@ -229,6 +228,35 @@ def test_what_the_backend_has_not_is_refused_and_not_ignored(
     with pytest.raises(UnsupportedError) as caught:
         resolved(**changes)
     assert (caught.value.feature, caught.value.backend) == (feature, "sqlite")
+
+
+def test_s29_a_job_without_a_schedule_is_for_backends_that_can_trigger_it() -> None:
+    bare = JobSpec("sync", None)
+    with pytest.raises(UnsupportedError, match=r"redis:script.*no run can be triggered") as caught:
+        resolve(bare, SQLITE, 30_000, START)
+    assert caught.value.feature == "a job without a schedule"
+    job = resolve(bare, replace(SQLITE, control=True), 30_000, START)
+    assert (job.schedule_id, job.schedule.description) == ("", "only when triggered")
+    assert (job.schedule.next_after(START), job.schedule.previous_upto(START)) == (None, None)
+    assert list(job.schedule.between(0, START)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("jitter", {"jitter_ms": 0}),
+        ("start_deadline", {"start_deadline_ms": 5_000}),
+        ("catch_up", {"catch_up": CatchUpPolicy.NONE}),
+        ("catch_up.limit", {"catch_up_limit": 1}),
+    ],
+)
+def test_s29_what_is_for_slots_of_a_schedule_is_refused_without_one(
+    field: str, changes: dict[str, Any]
+) -> None:
+    able = replace(SQLITE, control=True)
+    with pytest.raises(InvalidError, match="it is for slots of a schedule") as caught:
+        resolve(JobSpec("sync", None, **changes), able, 30_000, START)
+    assert caught.value.field == field
 
 
 def test_what_the_backend_has_is_taken() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from anarchon_server.core.asking import resume_of, trigger_of
-from anarchon_server.core.messages import Method, Woken
+from anarchon_server.core.messages import Method, Suspended, Woken
 from anarchon_server.core.missed import passed_slots
 from anarchon_server.core.model import (
     AttemptCause,
@@ -440,6 +440,33 @@ def test_s29_a_triggered_run_is_run_at_once_with_its_payload() -> None:
     assert assignment.trigger is Trigger.MANUAL
     assert trigger(world, payload=b"again").run is not None
     assert len(client.assigned) == 1, "the same request is the same run"
+
+
+@pytest.mark.parametrize("leases", [True, False], ids=["leases", "claim-only"])
+def test_s29_a_job_without_a_schedule_runs_when_it_is_triggered_and_only_then(
+    leases: bool,
+) -> None:
+    world = World(leases=leases)
+    sidecar = Sidecar(world)
+    overlap = OverlapPolicy.SKIP if leases else OverlapPolicy.ALLOW
+    client = sidecar.ready_client(JobSpec("sync", None))
+    registered = len(sidecar.called(Method.REGISTER))
+    world.run_for(3_600_000)
+    assert (world.slots(), sidecar.called(Method.SETTLE)) == ([], [])
+    assert len(sidecar.called(Method.REGISTER)) == registered, (
+        "that it has nothing settled is no surprise"
+    )
+    trigger(world, overlap=overlap)
+    assert client.only().trigger is Trigger.MANUAL
+    client.complete(result="done")
+    world.run_for(100)
+    assert states(world) == {3_600_000: DONE}
+    world.store_step -= 20_000
+    sidecar.feed(Suspended(5_000))
+    world.run_for(1_000)
+    trigger(world, "r2", overlap=overlap)
+    world.run_for(6_000)
+    assert len(client.assigned) == 2, "nothing was seeded that is not there"
 
 
 def test_s29_a_triggered_run_waits_where_the_job_queues_and_is_skipped_where_it_skips() -> None:
