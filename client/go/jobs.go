@@ -42,7 +42,7 @@ var (
 // it was told. A panic fails the attempt.
 type Handler func(ctx context.Context, run *Run) error
 
-// Job is a handler with its name, schedule and policies. Made by [Every], [Cron] and [ByName].
+// Job is a handler with its name, schedule and policies. Made by [Every], [Cron], [OnTrigger] and [ByName].
 type Job struct {
 	name    string
 	handler Handler
@@ -93,6 +93,13 @@ func Cron(name, expression string, handler Handler, policies ...Policy) Job {
 // policies are given here and there, the configuration wins, and a note says so.
 func ByName(name string, handler Handler, policies ...Policy) Job {
 	return newJob(name, handler, &anarchonv1.JobSpec{ByName: true}, nil, policies)
+}
+
+// OnTrigger returns a job without a schedule: it is never due by itself, and runs when somebody triggers
+// it. The sidecar refuses it where the store has no control, and with it the policies that are for
+// slots: Jitter, StartDeadline, CatchUp and CatchUpLimit. For the name see [Every].
+func OnTrigger(name string, handler Handler, policies ...Policy) Job {
+	return newJob(name, handler, &anarchonv1.JobSpec{}, nil, policies)
 }
 
 func newJob(name string, handler Handler, spec *anarchonv1.JobSpec, wrong error, policies []Policy) Job {
@@ -452,7 +459,7 @@ func collect(jobs []Job) (map[string]Job, error) {
 	for _, job := range jobs {
 		switch {
 		case job.spec == nil:
-			wrong = append(wrong, jobError("an empty Job: make it with Every, Cron or ByName"))
+			wrong = append(wrong, jobError("an empty Job: make it with Every, Cron, OnTrigger or ByName"))
 			continue
 		case job.err != nil:
 			wrong = append(wrong, job.err)

@@ -66,6 +66,10 @@ func TestWhatIsNotSaidIsNotSent(t *testing.T) {
 		job.spec.GetEvery().Offset != nil || job.spec.CatchUp != nil {
 		t.Error(got, job.Err())
 	}
+	triggered := OnTrigger("triggered", nothing, Timeout(time.Minute))
+	if triggered.Err() != nil || triggered.spec.ByName || triggered.spec.Schedule != nil || triggered.spec.Timeout == nil {
+		t.Errorf("OnTrigger: %v, %v", triggered.Err(), triggered.spec)
+	}
 	named := ByName("named", nothing, Timeout(time.Minute))
 	if named.Err() != nil || !named.spec.ByName || named.spec.Schedule != nil || named.spec.Timeout == nil {
 		t.Error(named.spec, named.Err())

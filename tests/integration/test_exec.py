@@ -339,7 +339,10 @@ async def test_s23_a_stop_lets_the_command_finish(beside: Beside, tmp_path: Path
     [
         (("--job", "a", "--every", "1h"), "name a command after --"),
         (("--job", "a b", "--every", "1h", "--", "true"), "--job 'a b': must be"),
-        (("--job", "a", "--", "true"), "one of the arguments --every --cron --by-name is required"),
+        (
+            ("--job", "a", "--", "true"),
+            "one of the arguments --every --cron --on-trigger --by-name is required",
+        ),
     ],
 )
 async def test_what_is_wrong_is_said_in_one_line(

@@ -147,8 +147,8 @@ type JobSpec struct {
 	// Unique in the namespace. 1 to 128 characters: letters, digits, ".", "_",
 	// "-", ":" and "/", starting with a letter or digit.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// When the job is due. Absent, and not offered by name: it could only be
-	// triggered, which is reserved for a later version; sidecars refuse it.
+	// When the job is due. A job without a schedule that is not offered by name
+	// runs only when triggered; it has no jitter, start deadline or catch-up.
 	//
 	// Types that are valid to be assigned to Schedule:
 	//

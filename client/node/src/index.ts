@@ -37,6 +37,7 @@ export {
   byName,
   cron,
   every,
+  onTrigger,
   type CronOptions,
   type EveryOptions,
   type Handler,

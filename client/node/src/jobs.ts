@@ -95,7 +95,7 @@ export interface Policies {
   stopGrace?: Duration | undefined;
 }
 
-/** What `byName` takes besides the handler. */
+/** What `onTrigger` and `byName` take besides the handler. */
 export interface JobOptions extends Policies {
   /**
    * Identifies the job in the store, and must be the same on every instance and in every deploy: 1 to
@@ -120,7 +120,7 @@ export interface CronOptions extends JobOptions {
 /** What `subscribe` and `run` take: jobs by name, or a list of jobs. */
 export type Jobs = Readonly<Record<string, Job | Handler>> | readonly Job[];
 
-/** A handler with its schedule and policies. Made by `every`, `cron` and `byName`. */
+/** A handler with its schedule and policies. Made by `every`, `cron`, `onTrigger` and `byName`. */
 export class Job {
   /** @internal */
   constructor(
@@ -179,11 +179,22 @@ export function cron(expression: string, handler: Handler, options: CronOptions 
 }
 
 /**
+ * A job without a schedule: it is never due by itself, and runs when somebody triggers it. The sidecar
+ * refuses it where the store has no control, and with it the policies that are for slots: `jitter`,
+ * `startDeadline`, `catchUp` and `catchUpLimit`. Throws `JobError`.
+ */
+export function onTrigger(handler: Handler, options: JobOptions = {}): Job {
+  return makeJob(handler, options, (rest) => [{ case: undefined }, rest]);
+}
+
+/**
  * A job that is offered by its name alone: its schedule is in the sidecar's configuration, which must
  * have the job. Where both say something, the configuration wins. Throws `JobError`.
  */
 export function byName(handler: Handler, options: JobOptions = {}): Job {
-  return makeJob(handler, options, (rest) => [{ case: undefined }, rest]);
+  const job = makeJob(handler, options, (rest) => [{ case: undefined }, rest]);
+  job.spec.byName = true;
+  return job;
 }
 
 /** The jobs of what `subscribe` was given, by name, with their names set. Throws `JobError`. */
@@ -223,7 +234,7 @@ const NAME = /^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$/;
 function nameByItself(job: unknown): Job {
   if (!(job instanceof Job)) {
     throw new JobError(
-      `${show(job)} has no schedule: give every("10s", handler), cron(...), byName(handler), or ` +
+      `${show(job)} has no schedule: give every("10s", handler), cron(...), onTrigger(handler), byName(handler), or ` +
         "{ name: handler } where the sidecar's configuration has it",
     );
   }
@@ -234,7 +245,7 @@ function nameByKey(name: string, job: unknown): Job {
   if (typeof job === 'function') return withName(byName(job as Handler, { name }), name);
   if (!(job instanceof Job)) {
     throw new JobError(
-      `job ${show(name)}: must be every(...), cron(...), byName(...) or a function, not ${show(job)}`,
+      `job ${show(name)}: must be every(...), cron(...), onTrigger(...), byName(...) or a function, not ${show(job)}`,
     );
   }
   if (job.givenName !== undefined && job.givenName !== name) {
@@ -343,7 +354,7 @@ function makeSpec(schedule: Schedule, given: object): JobSpec {
     throw new JobError(`no such policy: ${unknown.join(', ')}; there are ${known}`);
   }
   const policies = given as Policies;
-  const spec = create(JobSpecSchema, { schedule, byName: schedule.case === undefined });
+  const spec = create(JobSpecSchema, { schedule });
   setDurations(spec, policies);
   setCatchUp(spec, policies);
   setRetry(spec, policies);

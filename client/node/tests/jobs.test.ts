@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { JobError } from '../src/errors';
 import { JobSpecSchema } from '../src/generated/anarchon/v1/job_pb';
-import { byName, collect, cron, every, type Job, type Jobs } from '../src/jobs';
+import { byName, collect, cron, every, onTrigger, type Job, type Jobs } from '../src/jobs';
 import { vectors } from './vectors';
 
 function nothing(): void {
@@ -74,7 +74,7 @@ test('policies become the spec', () => {
   });
 });
 
-test('a cron job, and one by name', () => {
+test('a cron job, one that is only triggered, and one by name', () => {
   assert.deepEqual(sent(cron(' 0 8 * * * ', nothing, { tz: 'Europe/Athens' })), {
     name: 'nothing',
     cron: { expression: '0 8 * * *', timeZone: 'Europe/Athens' },
@@ -82,6 +82,10 @@ test('a cron job, and one by name', () => {
   assert.deepEqual(sent(cron('@daily', nothing)), {
     name: 'nothing',
     cron: { expression: '@daily', timeZone: 'UTC' },
+  });
+  assert.deepEqual(sent(onTrigger(nothing, { overlap: 'queue' })), {
+    name: 'nothing',
+    overlap: 'OVERLAP_POLICY_QUEUE',
   });
   assert.deepEqual(sent(byName(nothing, { retries: 1 })), {
     name: 'nothing',

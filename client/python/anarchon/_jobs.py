@@ -152,10 +152,10 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class OnTrigger:
-    """No schedule: never due by itself, the job runs when somebody triggers it.
+    """No schedule: the job is never due by itself, and runs when somebody triggers it.
 
-    A job without one has no slots to wait for or to catch up: `jitter`, `start_deadline`, `catch_up`
-    and `catch_up_limit` are refused. The store must have control (`anarchon trigger`).
+    The sidecar refuses it where the store has no control, and with it the policies that are for slots:
+    `jitter`, `start_deadline`, `catch_up` and `catch_up_limit`.
     """
 
 
@@ -427,8 +427,6 @@ def _make_spec(name: str, schedule: object, policies: Policies) -> job_pb2.JobSp
     _set_numbers(spec, policies)
     _set_retry(spec, policies)
     _set_labels(spec, policies.get("labels"))
-    if isinstance(schedule, OnTrigger):
-        _refuse_what_needs_a_schedule(policies)
     _check_relations(spec, schedule)
     return spec
 
@@ -526,12 +524,6 @@ def _set_labels(spec: job_pb2.JobSpec, labels: object) -> None:
 
 def _is_label(text: object) -> bool:
     return isinstance(text, str) and len(text.encode(errors="replace")) <= _LABEL_MAX_BYTES
-
-
-def _refuse_what_needs_a_schedule(policies: Policies) -> None:
-    for key in ("jitter", "start_deadline", "catch_up", "catch_up_limit"):
-        if (value := policies.get(key)) is not None:
-            raise _wrong(key, f"{value!r:.80}", "is for slots of a schedule: leave it out")
 
 
 def _check_relations(spec: job_pb2.JobSpec, schedule: object) -> None:

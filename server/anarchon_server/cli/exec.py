@@ -11,7 +11,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from anarchon import AnarchonClient, ClientError, Cron, Every, Job, JobError, RefusedError
+from anarchon import (
+    AnarchonClient,
+    ClientError,
+    Cron,
+    Every,
+    Job,
+    JobError,
+    OnTrigger,
+    RefusedError,
+)
 from anarchon_server.cli import USAGE_ERROR, _admin
 from anarchon_server.cli._command import Command, can_die_with_us
 from anarchon_server.core import limits
@@ -45,8 +54,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "exec",
         help="run a command as a job",
-        usage="anarchon exec --job NAME (--every DURATION | --cron EXPRESSION | --by-name) "
-        "[policies] -- COMMAND [ARG ...]",
+        usage="anarchon exec --job NAME (--every DURATION | --cron EXPRESSION | --on-trigger | "
+        "--by-name) [policies] -- COMMAND [ARG ...]",
         description="Run a command as the handler of a job, beside a sidecar, until stopped. The "
         "exit status is the result: 0 is success, everything else a failure; the end of the "
         "output is kept in history. The command finds ANARCHON_JOB, ANARCHON_SLOT, "
@@ -58,6 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     schedule = parser.add_mutually_exclusive_group(required=True)
     schedule.add_argument("--every", metavar="DURATION", help='a grid: "10m"')
     schedule.add_argument("--cron", metavar="EXPRESSION", help='a calendar: "0 3 * * *"')
+    schedule.add_argument(
+        "--on-trigger", action="store_true", help="no schedule: run when it is triggered"
+    )
     schedule.add_argument(
         "--by-name", action="store_true", help="the sidecar's configuration has the job"
     )
@@ -143,7 +155,7 @@ def _job_of(args: argparse.Namespace, command: Command) -> Job:
         name = key.replace("-", "_")
         if (value := getattr(args, name)) is not None:
             policies[name] = value
-    schedule: Every | Cron | None = None
+    schedule: Every | Cron | OnTrigger | None = OnTrigger() if args.on_trigger else None
     try:
         if args.every is not None:
             schedule = Every(args.every, *([args.offset] if args.offset else []))

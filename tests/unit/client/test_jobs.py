@@ -337,18 +337,6 @@ def test_a_handler_may_run_only_when_it_is_triggered() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [{"jitter": "0s"}, {"start_deadline": "5s"}, {"catch_up": "none"}, {"catch_up_limit": 5}],
-    ids=str,
-)
-def test_what_is_for_slots_is_refused_for_what_is_only_triggered(policy: dict[str, Any]) -> None:
-    (field,) = policy
-    with pytest.raises(JobError, match="is for slots of a schedule: leave it out") as raised:
-        Job(nothing, OnTrigger(), **policy)
-    assert raised.value.field == field
-
-
-@pytest.mark.parametrize(
     ("handlers", "said"),
     [
         ({"a b": nothing}, "job name 'a b': must be"),

@@ -30,8 +30,8 @@ export type JobSpec = Message<"anarchon.v1.JobSpec"> & {
   name: string;
 
   /**
-   * When the job is due. Absent, and not offered by name: it could only be
-   * triggered, which is reserved for a later version; sidecars refuse it.
+   * When the job is due. A job without a schedule that is not offered by name
+   * runs only when triggered; it has no jitter, start deadline or catch-up.
    *
    * @generated from oneof anarchon.v1.JobSpec.schedule
    */

@@ -86,6 +86,15 @@ public final class Job {
   }
 
   /**
+   * A job without a schedule: it is never due by itself, and runs when somebody triggers it. The
+   * sidecar refuses it where the store has no control, and with it the policies that are for slots:
+   * jitter, startDeadline, catchUp and catchUpLimit.
+   */
+  public static Builder onTrigger(String name) {
+    return new Builder(name);
+  }
+
+  /**
    * A handler that is offered by its name alone: the sidecar's configuration must have the job.
    * Where policies are given here and there, the configuration wins, and a note says so.
    */

@@ -29,6 +29,14 @@ class JobTest {
   }
 
   @Test
+  void aJobWithoutAScheduleIsSentWithoutOne() throws Exception {
+    JobSpec spec = Job.onTrigger("import").timeout("1m").run(ctx -> "").spec();
+    assertEquals(JobSpec.ScheduleCase.SCHEDULE_NOT_SET, spec.getScheduleCase());
+    assertFalse(spec.getByName());
+    assertTrue(spec.hasTimeout());
+  }
+
+  @Test
   void whatIsWrongSaysTheFieldTheValueAndWhatIsRight() {
     Map<Executable, String> cases = new LinkedHashMap<>();
     cases.put(() -> Job.every("bad name", "1s"), "job name \"bad name\": must be 1 to 128 charac");
