@@ -1,4 +1,5 @@
-"""How long the pages of a history of 100,000 runs take: the first, the middle, the last.
+"""How long the pages of a history of 100,000 runs take: the first, the middle, the last; and to find
+that no run is in a state.
 
     python -m bench.history_pages [--runs N] [--write] [BACKEND ...]
 
@@ -30,7 +31,17 @@ from anarchon.v1 import admin_pb2, admin_pb2_grpc, run_pb2
 from anarchon_server.core.model import Outcome
 from anarchon_server.core.store import ClaimOutcome, Completion, Store
 from anarchon_server.rpc.server import Server
-from tests.contract.harness import BACKENDS, PERIOD, SCHEDULE, T0, Cluster, Node, definition
+from tests.contract.harness import (
+    BACKENDS,
+    CLAIM_ONLY,
+    PERIOD,
+    SCHEDULE,
+    T0,
+    ClaimOnlyNode,
+    Cluster,
+    Node,
+    definition,
+)
 from tests.docs import guarantees
 from tests.unit.server.sidecars import VERSION, make_config, make_loop
 
@@ -42,7 +53,7 @@ AROUND = 5
 PATIENCE_MS = 60_000
 """A page that is slow on a busy machine is measured, where a sidecar would give up after 2 s."""
 
-USUAL = ("sqlite", "postgres", "redis")
+USUAL = ("sqlite", "postgres", "redis", "nats-lease", "redis-script", "nats")
 README = Path(__file__).with_name("README.md")
 TABLE = "history-pages"
 HEADS = (
@@ -165,9 +176,15 @@ async def serve(store: Store) -> tuple[Server, Any, str]:
     return server, loop, address
 
 
+def cluster_of(name: str, directory: Path) -> Cluster:
+    if name in CLAIM_ONLY:
+        return Cluster(CLAIM_ONLY[name](directory), node_type=ClaimOnlyNode)
+    return Cluster(BACKENDS[name](directory))
+
+
 async def row_of(name: str, count: int) -> str:
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(BACKENDS[name](Path(directory)))
+        cluster = cluster_of(name, Path(directory))
         async with cluster.stack:
             await fill(cluster, count)
             reader = await cluster.node(op_timeout_ms=PATIENCE_MS)
@@ -183,9 +200,10 @@ async def row_of(name: str, count: int) -> str:
 
 
 async def table_of(names: Sequence[str], count: int) -> str:
-    unknown = sorted(set(names) - BACKENDS.keys())
+    backends = {**BACKENDS, **CLAIM_ONLY}
+    unknown = sorted(set(names) - backends.keys())
     if unknown:
-        sys.exit(f"no backend {', '.join(unknown)}; there are: {', '.join(BACKENDS)}")
+        sys.exit(f"no backend {', '.join(unknown)}; there are: {', '.join(backends)}")
     lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     for name in names:
         lines.append(await row_of(name, count))

@@ -7,7 +7,8 @@ slot goes first, whatever it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from anarchon_server.core import limits
 from anarchon_server.core.context import Context, new_token
@@ -29,6 +30,49 @@ class Sight:
 
     until: int
     over_at: int
+
+
+@dataclass(slots=True)
+class Sights:
+    """The leases last seen of the runs that are watched, by job: each claim asks for those of its own,
+    and there may be thousands of others.
+    """
+
+    _by_job: dict[str, dict[int, Sight]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_job.values()))
+
+    def __getitem__(self, key: Key) -> Sight:
+        job, slot = key
+        return self._by_job[job][slot]
+
+    def __setitem__(self, key: Key, sight: Sight) -> None:
+        job, slot = key
+        self._by_job.setdefault(job, {})[slot] = sight
+
+    def get(self, key: Key) -> Sight | None:
+        """The run's. None: it is not watched."""
+        job, slot = key
+        return self.of(job).get(slot)
+
+    def of(self, job: str) -> Mapping[int, Sight]:
+        """Those of the job's runs, by slot."""
+        return self._by_job.get(job, {})
+
+    def keys_of(self, jobs: Container[str]) -> Iterator[Key]:
+        """The watched runs of these jobs."""
+        return (
+            (job, slot) for job, of_job in self._by_job.items() if job in jobs for slot in of_job
+        )
+
+    def discard(self, key: Key) -> None:
+        """The run is not watched any more, if it was."""
+        job, slot = key
+        of_job = self._by_job.get(job, {})
+        of_job.pop(slot, None)
+        if not of_job:
+            self._by_job.pop(job, None)
 
 
 @dataclass(slots=True)
@@ -73,7 +117,7 @@ class Claiming:
         self._jobs = jobs
         self._holding = holding
         self._wishes: dict[Key, Wish] = {}
-        self._watched: dict[Key, Sight] = {}
+        self._watched = Sights()
         self._looks: list[Key] = []
 
     # --- Where wishes come from ----------------------------------------------------------
@@ -174,8 +218,9 @@ class Claiming:
         context = self._context
         if not context.vouched(lease_ms):
             return False
-        runs = [] if wish.seen_attempt else [key for key in self._watched if key[0] == wish.job]
-        return all(self._watched[key].over_at <= context.now for key in runs)
+        if wish.seen_attempt:
+            return True
+        return all(sight.over_at <= context.now for sight in self._watched.of(wish.job).values())
 
     def _wish_to_start(self, view: RunView) -> None:
         """A run that waits, with nothing in its way as far as we know."""
@@ -260,12 +305,12 @@ class Claiming:
 
     def seen_all(self, jobs: frozenset[str], unfinished: frozenset[Key]) -> None:
         """A sweep showed every unfinished run of these jobs: the others have ended."""
-        for key in [k for k in self._watched if k[0] in jobs and k not in unfinished]:
+        for key in [each for each in self._watched.keys_of(jobs) if each not in unfinished]:
             self.forget(key)
 
     def forget(self, key: Key) -> None:
         """The run has ended, or is none of our business: no look, no takeover."""
-        self._watched.pop(key, None)
+        self._watched.discard(key)
         self._context.timers.clear(("look", key))
         self._drop_takeover(key)
 
@@ -510,7 +555,7 @@ class Claiming:
     def _won(self, wish: Wish, claim: Claim, answer: ClaimAnswer, sent_at: int) -> None:
         context, key = self._context, (wish.job, wish.slot)
         del self._wishes[key]
-        self._watched.pop(key, None)
+        self._watched.discard(key)
         context.timers.clear(("look", key))
         assert answer.run is not None, "a won claim shows its run"
         state = self._jobs.get(wish.job)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from anarchon_server.core.claiming import Sight, Sights
 from anarchon_server.core.context import read_token
 from anarchon_server.core.limits import CLAIM_BATCH
 from anarchon_server.core.messages import Method, Suspended, Woken
@@ -463,6 +464,20 @@ def test_s19_a_dead_instances_run_is_taken_over_within_a_second_of_its_leases_en
     assert client.assigned[0].fence < taken.fence
     view = ran(world.store.runs(RunQuery(slot=START + 10_000))).answers[0]
     assert [a.state for a in view.attempts] == ["interrupted", "running"]
+
+
+def test_s19_a_claim_finds_what_is_watched_of_its_own_job_without_a_look_at_the_others() -> None:
+    sights, sight, other = Sights(), Sight(1, 2), Sight(3, 4)
+    sights["sync", 10] = sights["sync", 20] = sight
+    sights["other", 10] = other
+    assert len(sights) == 3
+    assert sights.of("sync") == {10: sight, 20: sight}
+    assert list(sights.keys_of({"other", "third"})) == [("other", 10)]
+    assert (sights["other", 10], sights.get(("other", 20))) == (other, None)
+    for key in (("other", 10), ("other", 10), ("sync", 10)):
+        sights.discard(key)
+    assert (sights.of("other"), sights.of("sync")) == ({}, {20: sight})
+    assert len(sights) == 1
 
 
 def test_s19_a_run_is_watched_by_who_lost_the_claim_and_by_who_only_saw_it() -> None:
