@@ -316,6 +316,22 @@ async def test_s29_every_schedule_in_use_is_settled(
     assert row.run.slots_covered == 5, "10 and 20 are one slot each"
 
 
+async def test_s29_a_schedule_that_only_lost_instances_hold_is_not_in_use(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """Its version is gone: nobody computes its slots, and nobody who resumes has to know it."""
+    _, newer = two
+    fives = "every:5s"
+    await newer.register(definition(period=5 * SECOND))
+    await newer.pause()
+    cluster.advance(LEASE)
+    await newer.beat()
+    cluster.advance(SECOND)
+    assert (await newer.resume(schedules=(fives,))).outcome is ControlOutcome.DONE
+    assert await newer.settled(schedule=fives) == cluster.now
+    assert await newer.settled() == T0
+
+
 @pytest.mark.parametrize("what", ["paused_at", "settled", "until"])
 async def test_s29_a_resumption_that_saw_something_else_changes_nothing(
     cluster: Cluster, one: Node, what: str

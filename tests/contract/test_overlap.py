@@ -263,6 +263,21 @@ async def test_s18_a_result_that_does_not_end_its_run_carries_no_due_run(
 
 
 @queues
+async def test_s18_a_result_carries_the_oldest_of_the_runs_that_wait(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(THIRD)
+    running = await one.win(THIRD, **QUEUE)
+    cluster.advance(SECOND)
+    caught_up = await one.plan([FIRST], catch_up=CatchUpPolicy.ALL, window_ms=DAY)
+    assert caught_up.due == 1
+    assert (await one.triggered(overlap=OverlapPolicy.QUEUE)).run.slot > THIRD
+    answer = await one.complete(running)
+    assert answer.due is not None
+    assert answer.due.run.slot == FIRST
+
+
+@queues
 async def test_s18_a_newer_slot_replaces_the_queued_one(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(FIRST)
     await one.win(FIRST, **QUEUE)

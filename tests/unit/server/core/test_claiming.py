@@ -297,6 +297,21 @@ def test_s13_an_old_takeover_goes_before_a_fresh_slot() -> None:
     assert (client.only().slot - START, client.only().attempt) == (30_000, 1)
 
 
+def test_s13_an_old_takeover_goes_before_a_fresh_slot_that_was_wished_for_earlier() -> None:
+    job = every(lease_ms=3_000, overlap=OverlapPolicy.ALLOW, start_deadline_ms=30_000)
+    world, _, first = lone(job)
+    second = rival(world, job, max_concurrency=1)
+    world.run_until(15_000)
+    first.keep_alive(draining=True)
+    world.run_until(30_500)
+    assert (first.only().slot, second.only().slot) == (START + 10_000, START + 20_000)
+    first.sidecar.die()  # slot 30 waits for room at the second
+    world.run_until(39_000)
+    second.complete()
+    second.sidecar.settle()
+    assert (second.only().slot - START, second.only().attempt) == (10_000, 2)
+
+
 def test_s13_a_jobs_concurrency_on_one_instance_holds_over_its_clients() -> None:
     job = every(overlap=OverlapPolicy.ALLOW, concurrency=1, start_deadline_ms=60_000)
     world, sidecar, client = lone(job)
@@ -759,7 +774,9 @@ def test_s4_claims_that_were_queued_before_a_suspension_are_thrown_away() -> Non
     assert client.only().slot == START + 30_000
 
 
-def test_s4_a_slot_that_waited_for_room_and_is_still_in_time_is_claimed_after_a_suspension() -> None:
+def test_s4_a_slot_that_waited_for_room_and_is_still_in_time_is_claimed_after_a_suspension() -> (
+    None
+):
     world, sidecar, client = lone(
         every(overlap=OverlapPolicy.ALLOW, start_deadline_ms=8_000), max_concurrency=1
     )

@@ -99,6 +99,29 @@ def test_s18_a_queued_slot_starts_when_the_run_in_its_way_has_ended() -> None:
     assert len(sidecar.logged("run_queued")) == 1
 
 
+def test_s18_while_another_run_is_in_its_way_a_queued_slot_is_not_asked_for_again() -> None:
+    job = every(300_000, overlap=OverlapPolicy.QUEUE, jitter_ms=0)
+    world, sidecar, client = lone(job)
+    other = Sidecar(world, "b").ready_client(job)
+    world.run_until(610_000)
+    assert (client.running or other.running) and states(world)[600_000] == (0, "due", "")
+    asked_for = len(sidecar.claims) + len(other.sidecar.claims)
+    world.run_until(800_000)
+    assert len(sidecar.claims) + len(other.sidecar.claims) == asked_for
+
+
+def test_s20_of_a_backlog_only_the_oldest_is_asked_for() -> None:
+    policies = {"overlap": OverlapPolicy.SKIP, "catch_up": CatchUpPolicy.ALL}
+    job = every(60_000, start_deadline_ms=5_000, **policies)
+    world, sidecar, client = lone(job)
+    sidecar.die()
+    world.run_until(310_000)
+    other = Sidecar(world, "b").ready_client(job)
+    world.run_until(355_000)
+    assert other.only().slot == START + 60_000
+    assert {claim.slot - START for claim in other.sidecar.claims} == {60_000}
+
+
 def test_s18_a_newer_slot_replaces_the_queued_one() -> None:
     world, _, client = lone(QUEUE)
     world.run_until(45_000)
