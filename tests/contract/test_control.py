@@ -367,6 +367,22 @@ async def test_s29_a_resumption_does_not_move_settled_back(cluster: Cluster, one
     assert (await shown(one)).paused_at is None
 
 
+async def test_s29_of_a_pause_that_a_clock_set_back_puts_ahead_only_what_is_missed_by_now_is_planned(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(T0 + 60 * SECOND)
+    await one.pause()
+    cluster.step(-35 * SECOND)
+    slots = [T0 + at * SECOND for at in (10, 20, 30, 40)]
+    assert (await one.resume(plans=[plan_of(T0, *slots)])).outcome is ControlOutcome.DONE
+    assert await one.states() == {
+        10: (RunState.SKIPPED, Reason.MISSED),
+        20: (RunState.SKIPPED, Reason.PAUSED),
+    }
+    cluster.advance_to(T0 + 30 * SECOND)
+    await one.win(T0 + 30 * SECOND)
+
+
 async def test_s29_of_two_resumptions_one_counts(cluster: Cluster, two: tuple[Node, Node]) -> None:
     first, second = two
     await first.pause()

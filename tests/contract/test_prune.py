@@ -85,6 +85,29 @@ async def test_s02_the_floor_holds_where_the_clock_was_set_back(
     assert (await one.claim(T0 + 105 * SECOND, **fives)).outcome == "won"
 
 
+async def test_s02_floor_and_fence_outlive_a_job_that_is_forgotten(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await second.register(definition("stays"))
+    await run_through(cluster, first, 3)
+    last = await first.seen(T0 + 3 * PERIOD)
+    await first.beat(leaving=True)
+    cluster.advance(2 * DAY)
+    await second.beat()
+    assert await second.prune(history_ms=DAY) == 3
+    assert await names(second) == ["stays"]
+    cluster.step(T0 + PERIOD - cluster.now)
+    await first.register()
+    cluster.advance_to(T0 + 3 * PERIOD)
+    assert (await first.claim(T0 + 3 * PERIOD)).outcome == "late"
+    cluster.advance_to(T0 + 4 * PERIOD)
+    again = await first.win(T0 + 4 * PERIOD, previous_slot=None)
+    assert last.run.current is not None
+    assert again.run.current is not None
+    assert again.run.current.fence > last.run.current.fence
+
+
 async def test_s02_the_floor_stays_below_the_catch_up_window(cluster: Cluster, one: Node) -> None:
     await one.register(definition(window=HOUR))
     await run_through(cluster, one, 5)

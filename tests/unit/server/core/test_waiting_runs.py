@@ -297,6 +297,17 @@ def test_s20_latest_runs_the_newest_missed_slot() -> None:
     assert [log.fields["count"] for log in sidecar.logged("slots_caught_up")] == [1]
 
 
+def test_s20_what_is_caught_up_does_not_wait_for_the_next_heartbeat() -> None:
+    policies = {"catch_up": CatchUpPolicy.LATEST, "start_deadline_ms": 5_000}
+    job = every(600_000, lease_ms=3_600_000, **policies)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(610_000)
+    client = Sidecar(world, "b").ready_client(job)
+    world.run_for(1_000)
+    assert client.only().slot == START + 600_000
+
+
 def test_s20_all_runs_every_missed_slot_oldest_first() -> None:
     spec = every(catch_up=CatchUpPolicy.ALL, start_deadline_ms=1_000)
     world, _, client = after_an_outage(spec)
