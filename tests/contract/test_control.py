@@ -580,15 +580,20 @@ async def test_s29_a_job_without_a_schedule_can_be_triggered(cluster: Cluster, o
 
 
 async def test_s29_at_most_a_hundred_triggered_runs_wait(cluster: Cluster, one: Node) -> None:
+    cluster.advance_to(T0 + 21 * SECOND)
+    assert (await one.plan([SLOT], catch_up=CatchUpPolicy.LATEST, window_ms=DAY)).due == 1
+    until = cluster.now + SECOND
     trigger = [
-        TriggerRun(JOB, f"r-{n}", b"", (), T0 + SECOND, OverlapPolicy.QUEUE, DAY)
+        TriggerRun(JOB, f"r-{n}", b"", (), until, OverlapPolicy.QUEUE, DAY)
         for n in range(TRIGGERED_WAITING_MAX + 1)
     ]
     answers = (await one.store.control(trigger)).answers
     assert [a.outcome for a in answers[:-1]] == [ControlOutcome.DONE] * TRIGGERED_WAITING_MAX
     assert (answers[-1].outcome, answers[-1].run) == (ControlOutcome.FULL, None)
     assert (await one.control(trigger[0])).outcome is ControlOutcome.DONE, "a repeat is no more"
-    await one.win(T0, **QUEUE)
+    await one.complete(await one.win(SLOT, **QUEUE))
+    assert (await one.control(trigger[-1])).outcome is ControlOutcome.FULL, "that was caught up"
+    await one.win(T0 + 21 * SECOND, **QUEUE)
     assert (await one.control(trigger[-1])).outcome is ControlOutcome.DONE
 
 

@@ -259,6 +259,22 @@ async def test_s30_a_schedule_that_was_rolled_back_does_not_keep_the_history(
     assert await old.prune(history_max=5) == 14, "no slot of the last 60 s: the window"
 
 
+async def test_s30_a_schedule_that_only_a_lost_instance_holds_does_not_keep_the_history(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """The old version died in a deploy, without a last word."""
+    old, new = two
+    await old.register(SHORT_WINDOW)
+    fives = {"schedule_id": "every:5s", "previous_slot": None}
+    await new.register(definition(period=5 * SECOND, window=60 * SECOND))
+    for n in range(1, 21):
+        cluster.advance_to(T0 + n * PERIOD)
+        await new.complete(await new.win(T0 + n * PERIOD, **fives))
+        await new.beat()
+    assert await new.settled(schedule="every:5s") == cluster.now
+    assert await new.prune(history_max=5) == 14, "no slot of the last 60 s: the window"
+
+
 async def test_s02_a_schedule_that_nobody_holds_for_now_keeps_what_it_has_not_settled(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:

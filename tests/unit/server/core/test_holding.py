@@ -280,6 +280,11 @@ def test_s21_what_is_sent_again_has_what_is_left_of_its_timeout() -> None:
     )
     assert first == 50_000
     assert again == 50_000 - (world.now - 60_000)
+    silent_rounds(client, 7)
+    assert client.reasons() == []
+    silent_rounds(client, 1)
+    assert world.now == 110_000
+    assert client.reasons() == [CancelReason.TIMEOUT]
 
 
 def test_s21a_what_was_cancelled_before_the_client_named_it_is_not_sent_again() -> None:

@@ -300,10 +300,13 @@ def test_s20_latest_runs_the_newest_missed_slot() -> None:
 def test_s20_what_is_caught_up_does_not_wait_for_the_next_heartbeat() -> None:
     policies = {"catch_up": CatchUpPolicy.LATEST, "start_deadline_ms": 5_000}
     job = every(600_000, lease_ms=3_600_000, **policies)
-    world, sidecar, _ = lone(job)
-    sidecar.die()
+    world, sidecar, client = lone(job)
+    world.run_until(590_000)
+    sidecar.away = "the store is away"
     world.run_until(610_000)
-    client = Sidecar(world, "b").ready_client(job)
+    sidecar.away = None
+    while not sidecar.logged("slots_caught_up"):
+        world.run_for(1_000)
     world.run_for(1_000)
     assert client.only().slot == START + 600_000
 
@@ -397,6 +400,13 @@ def test_s22_a_handler_says_that_there_is_no_retry_or_when(
     assert not client.running
     world.run_for(7_000)
     assert current(world.run(60_000)) == expected
+
+
+def test_s22_a_handler_puts_its_retry_off_by_seven_days_at_most() -> None:
+    world, client = retried()
+    client.complete(failure=Failure("E", retry_after_ms=30 * 86_400_000))
+    client.sidecar.settle()
+    assert world.run(60_000).wait_ms == 7 * 86_400_000
 
 
 def test_s22_a_timed_out_attempt_is_retried() -> None:
