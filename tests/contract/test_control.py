@@ -332,7 +332,7 @@ async def test_s29_a_schedule_that_only_lost_instances_hold_is_not_in_use(
     assert await newer.settled() == T0
 
 
-@pytest.mark.parametrize("what", ["paused_at", "settled", "until"])
+@pytest.mark.parametrize("what", ["paused_at", "settled", "schedules", "until"])
 async def test_s29_a_resumption_that_saw_something_else_changes_nothing(
     cluster: Cluster, one: Node, what: str
 ) -> None:
@@ -342,6 +342,7 @@ async def test_s29_a_resumption_that_saw_something_else_changes_nothing(
     wrong: dict[str, dict[str, Any]] = {
         "paused_at": {"paused_at": SLOT - 1},
         "settled": {"passed": (Passed(SCHEDULE, T0 - 1, ()),)},
+        "schedules": {"passed": (Passed(SCHEDULE, T0, ()), Passed("every:7s", T0, ()))},
         "until": {"until": cluster.now - 1},
     }
     answer = await one.resume(**wrong[what])
