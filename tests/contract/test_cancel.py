@@ -12,8 +12,8 @@ from anarchon_server.core.model import (
     Reason,
     RunState,
 )
-from anarchon_server.core.store import ClaimOutcome, ControlOutcome, TokenOutcome
-from tests.contract.harness import LEASE, PERIOD, SECOND, T0, Cluster, Node, able
+from anarchon_server.core.store import CancelRun, ClaimOutcome, ControlOutcome, TokenOutcome
+from tests.contract.harness import JOB, LEASE, PERIOD, SECOND, T0, Cluster, Node, able
 
 SLOT = T0 + PERIOD
 GRACE = 5 * SECOND
@@ -83,6 +83,15 @@ async def test_s21a_the_first_reason_stays(cluster: Cluster, one: Node) -> None:
     assert (await one.seen(SLOT)).run.cancel is CancelReason.TIMEOUT
     await one.complete(running, Outcome(stopped=CancelReason.TIMEOUT))
     assert await one.ended(SLOT) == (RunState.FAILED, Reason.TIMEOUT)
+
+
+async def test_s21a_the_first_requests_message_stays(cluster: Cluster, one: Node) -> None:
+    cluster.advance_to(SLOT)
+    await one.win(SLOT)
+    for message in ("the first", "another"):
+        act = CancelRun(JOB, SLOT, message)
+        assert (await one.control(act)).outcome is ControlOutcome.DONE
+    assert (await one.seen(SLOT)).run.cancel_message == "the first"
 
 
 async def test_s21a_nothing_follows_a_timeout_that_is_cancelled(

@@ -29,6 +29,19 @@ async def test_s10_a_slot_has_one_winner(cluster: Cluster, two: tuple[Node, Node
     assert won.run.lease_left_ms == LEASE
 
 
+async def test_s10_a_slot_has_one_winner_also_where_one_before_it_is_not_settled(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    allow = {"overlap": OverlapPolicy.ALLOW}
+    cluster.advance_to(SLOT + PERIOD)
+    await first.win(SLOT + PERIOD, **allow)
+    assert await first.settled() == T0
+    for node in two:
+        assert (await node.claim(SLOT + PERIOD, **allow)).outcome is ClaimOutcome.LOST
+    await second.win(SLOT, **allow)
+
+
 async def test_s10_a_batch_with_two_claims_of_a_slot_has_one_winner(
     cluster: Cluster, one: Node
 ) -> None:

@@ -361,7 +361,23 @@ async def test_s29_every_schedule_in_use_is_settled(
     assert row.run.slots_covered == 5, "10 and 20 are one slot each"
 
 
-@pytest.mark.parametrize("what", ["paused_at", "settled", "until"])
+async def test_s29_a_schedule_that_only_lost_instances_hold_is_not_in_use(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """Its version is gone: nobody computes its slots, and nobody who resumes has to know it."""
+    _, newer = two
+    fives = "every:5s"
+    await newer.register(definition(period=5 * SECOND))
+    await newer.pause()
+    cluster.advance(LEASE)
+    await newer.beat()
+    cluster.advance(SECOND)
+    assert (await newer.resume(schedules=(fives,))).outcome is ControlOutcome.DONE
+    assert await newer.settled(schedule=fives) == cluster.now
+    assert await newer.settled() == T0
+
+
+@pytest.mark.parametrize("what", ["paused_at", "settled", "schedules", "until"])
 async def test_s29_a_resumption_that_saw_something_else_changes_nothing(
     cluster: Cluster, one: Node, what: str
 ) -> None:
@@ -371,6 +387,7 @@ async def test_s29_a_resumption_that_saw_something_else_changes_nothing(
     wrong: dict[str, dict[str, Any]] = {
         "paused_at": {"paused_at": SLOT - 1},
         "settled": {"passed": (Passed(SCHEDULE, T0 - 1, ()),)},
+        "schedules": {"passed": (Passed(SCHEDULE, T0, ()), Passed("every:7s", T0, ()))},
         "until": {"until": cluster.now - 1},
     }
     answer = await one.resume(**wrong[what])
@@ -394,6 +411,22 @@ async def test_s29_a_resumption_does_not_move_settled_back(cluster: Cluster, one
     await one.resume()
     assert await one.settled() == T0 + 30 * SECOND
     assert (await shown(one)).paused_at is None
+
+
+async def test_s29_of_a_pause_that_a_clock_set_back_puts_ahead_only_what_is_missed_by_now_is_planned(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(T0 + 60 * SECOND)
+    await one.pause()
+    cluster.step(-35 * SECOND)
+    slots = [T0 + at * SECOND for at in (10, 20, 30, 40)]
+    assert (await one.resume(plans=[plan_of(T0, *slots)])).outcome is ControlOutcome.DONE
+    assert await one.states() == {
+        10: (RunState.SKIPPED, Reason.MISSED),
+        20: (RunState.SKIPPED, Reason.PAUSED),
+    }
+    cluster.advance_to(T0 + 30 * SECOND)
+    await one.win(T0 + 30 * SECOND)
 
 
 async def test_s29_of_two_resumptions_one_counts(cluster: Cluster, two: tuple[Node, Node]) -> None:
@@ -593,15 +626,20 @@ async def test_s29_a_job_without_a_schedule_can_be_triggered(cluster: Cluster, o
 
 
 async def test_s29_at_most_a_hundred_triggered_runs_wait(cluster: Cluster, one: Node) -> None:
+    cluster.advance_to(T0 + 21 * SECOND)
+    assert (await one.plan([SLOT], catch_up=CatchUpPolicy.LATEST, window_ms=DAY)).due == 1
+    until = cluster.now + SECOND
     trigger = [
-        TriggerRun(JOB, f"r-{n}", b"", (), T0 + SECOND, OverlapPolicy.QUEUE, DAY)
+        TriggerRun(JOB, f"r-{n}", b"", (), until, OverlapPolicy.QUEUE, DAY)
         for n in range(TRIGGERED_WAITING_MAX + 1)
     ]
     answers = (await one.store.control(trigger)).answers
     assert [a.outcome for a in answers[:-1]] == [ControlOutcome.DONE] * TRIGGERED_WAITING_MAX
     assert (answers[-1].outcome, answers[-1].run) == (ControlOutcome.FULL, None)
     assert (await one.control(trigger[0])).outcome is ControlOutcome.DONE, "a repeat is no more"
-    await one.win(T0, **QUEUE)
+    await one.complete(await one.win(SLOT, **QUEUE))
+    assert (await one.control(trigger[-1])).outcome is ControlOutcome.FULL, "that was caught up"
+    await one.win(T0 + 21 * SECOND, **QUEUE)
     assert (await one.control(trigger[-1])).outcome is ControlOutcome.DONE
 
 

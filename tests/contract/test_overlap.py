@@ -263,6 +263,21 @@ async def test_s18_a_result_that_does_not_end_its_run_carries_no_due_run(
 
 
 @queues
+async def test_s18_a_result_carries_the_oldest_of_the_runs_that_wait(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(THIRD)
+    running = await one.win(THIRD, **QUEUE)
+    cluster.advance(SECOND)
+    caught_up = await one.plan([FIRST], catch_up=CatchUpPolicy.ALL, window_ms=DAY)
+    assert caught_up.due == 1
+    assert (await one.triggered(overlap=OverlapPolicy.QUEUE)).run.slot > THIRD
+    answer = await one.complete(running)
+    assert answer.due is not None
+    assert answer.due.run.slot == FIRST
+
+
+@queues
 async def test_s18_a_newer_slot_replaces_the_queued_one(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(FIRST)
     await one.win(FIRST, **QUEUE)
@@ -284,7 +299,10 @@ async def test_s18_an_older_slot_does_not_replace_the_queued_one(
     cluster.advance_to(THIRD)
     late = {"start_deadline_ms": DAY}
     assert (await one.claim(THIRD, **QUEUE)).outcome is ClaimOutcome.QUEUED
-    assert (await one.claim(SECOND_SLOT, **QUEUE, **late)).outcome is ClaimOutcome.SKIPPED
+    answer = await one.claim(SECOND_SLOT, **QUEUE, **late)
+    assert answer.outcome is ClaimOutcome.SKIPPED
+    assert answer.run is not None
+    assert answer.run.run.blocking_slot == FIRST, "not the newer one, which waits for the same run"
     assert await one.states() == {10: RunState.CLAIMED, 20: OVERLAPPED, 30: RunState.DUE}
 
 
@@ -420,6 +438,34 @@ async def test_s18_a_due_run_waits_also_for_an_interrupted_one(
     assert (await second.claim(SECOND_SLOT, **QUEUE)).outcome is ClaimOutcome.QUEUED
     taken = await second.take_over(running, **QUEUE)
     assert taken.outcome is ClaimOutcome.WON, "what was begun does not wait for what was not"
+
+
+@queues
+async def test_s18_a_takeover_does_not_wait_for_an_older_run_that_waits(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """The older slot was caught up while the newer one ran."""
+    first, second = two
+    cluster.advance_to(SECOND_SLOT + SECOND)
+    running = await first.win(SECOND_SLOT, **QUEUE)
+    caught_up = await first.plan([FIRST], catch_up=CatchUpPolicy.LATEST, window_ms=DAY)
+    assert caught_up.due == 1
+    await first.release(running, Reason.RUNNER_LOST)
+    assert (await second.claim(FIRST, **QUEUE)).outcome is ClaimOutcome.QUEUED
+    assert (await second.take_over(running, **QUEUE)).outcome is ClaimOutcome.WON
+
+
+@queues
+async def test_s18_a_claim_before_its_slot_waits_also_where_an_older_run_waits(
+    cluster: Cluster, one: Node
+) -> None:
+    """Until then the older one may have been run."""
+    cluster.advance_to(THIRD - 500)
+    assert (await one.plan([FIRST], catch_up=CatchUpPolicy.LATEST, window_ms=DAY)).due == 1
+    assert (await one.claim(THIRD, **QUEUE)).outcome is ClaimOutcome.EARLY
+    assert await one.run(THIRD) is None
+    cluster.advance_to(THIRD)
+    assert (await one.claim(THIRD, **QUEUE)).outcome is ClaimOutcome.QUEUED
 
 
 @queues

@@ -85,6 +85,29 @@ async def test_s02_the_floor_holds_where_the_clock_was_set_back(
     assert (await one.claim(T0 + 105 * SECOND, **fives)).outcome == "won"
 
 
+async def test_s02_floor_and_fence_outlive_a_job_that_is_forgotten(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await second.register(definition("stays"))
+    await run_through(cluster, first, 3)
+    last = await first.seen(T0 + 3 * PERIOD)
+    await first.beat(leaving=True)
+    cluster.advance(2 * DAY)
+    await second.beat()
+    assert await second.prune(history_ms=DAY) == 3
+    assert await names(second) == ["stays"]
+    cluster.step(T0 + PERIOD - cluster.now)
+    await first.register()
+    cluster.advance_to(T0 + 3 * PERIOD)
+    assert (await first.claim(T0 + 3 * PERIOD)).outcome == "late"
+    cluster.advance_to(T0 + 4 * PERIOD)
+    again = await first.win(T0 + 4 * PERIOD, previous_slot=None)
+    assert last.run.current is not None
+    assert again.run.current is not None
+    assert again.run.current.fence > last.run.current.fence
+
+
 async def test_s02_the_floor_stays_below_the_catch_up_window(cluster: Cluster, one: Node) -> None:
     await one.register(definition(window=HOUR))
     await run_through(cluster, one, 5)
@@ -234,6 +257,22 @@ async def test_s30_a_schedule_that_was_rolled_back_does_not_keep_the_history(
         await old.complete(await old.win(T0 + n * PERIOD))
         await old.beat()
     assert await old.prune(history_max=5) == 14, "no slot of the last 60 s: the window"
+
+
+async def test_s30_a_schedule_that_only_a_lost_instance_holds_does_not_keep_the_history(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    """The old version died in a deploy, without a last word."""
+    old, new = two
+    await old.register(SHORT_WINDOW)
+    fives = {"schedule_id": "every:5s", "previous_slot": None}
+    await new.register(definition(period=5 * SECOND, window=60 * SECOND))
+    for n in range(1, 21):
+        cluster.advance_to(T0 + n * PERIOD)
+        await new.complete(await new.win(T0 + n * PERIOD, **fives))
+        await new.beat()
+    assert await new.settled(schedule="every:5s") == cluster.now
+    assert await new.prune(history_max=5) == 14, "no slot of the last 60 s: the window"
 
 
 async def test_s02_a_schedule_that_nobody_holds_for_now_keeps_what_it_has_not_settled(

@@ -184,6 +184,9 @@ async def test_s21_a_timed_out_attempt_that_is_released_is_retried_at_once(
     assert answer.run is not None
     assert (answer.run.run.failed, answer.run.run.lost) == (1, 0)
     assert last(answer.run).cause is AttemptCause.RETRY
+    assert answer.run.run.cancel is None, "that was the attempt's before it"
+    cluster.advance(LEASE - 1)
+    assert (await second.renew(answer.run)).outcome is TokenOutcome.RENEWED
 
 
 async def test_s22_retries_and_takeovers_are_told_apart_and_counted_apart(

@@ -149,6 +149,16 @@ async def test_s20_more_than_can_be_listed_counts_as_at_least_ten_thousand(
     assert await one.settled() == T0 + 4_600 * SECOND
 
 
+async def test_s20_where_there_were_older_slots_than_listed_a_row_says_so_however_few_are_left(
+    cluster: Cluster, one: Node
+) -> None:
+    """The others that were listed have rows."""
+    cluster.advance_to(T0 + 35 * SECOND)
+    assert (await one.plan(grid(10, 20), more=True)).missed == 2
+    covered = [(await one.seen(slot)).run.slots_covered for slot in grid(10, 20)]
+    assert covered == [10_000, 0]
+
+
 async def test_s20_every_slot_claimed_in_time_leaves_nothing_to_plan(
     cluster: Cluster, one: Node
 ) -> None:

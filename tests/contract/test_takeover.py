@@ -32,7 +32,7 @@ async def won_by(node: Node, **given: object) -> RunView:
 async def test_s19_a_lapsed_claim_is_taken_over_once(cluster: Cluster) -> None:
     first, second, third = await cluster.nodes_of(3)
     seen = await won_by(first)
-    cluster.advance(LEASE)
+    cluster.advance(LEASE + SECOND)
     taken = await second.take_over(seen)
     assert taken.outcome is ClaimOutcome.WON
     assert taken.run is not None
@@ -47,7 +47,7 @@ async def test_s19_a_lapsed_claim_is_taken_over_once(cluster: Cluster) -> None:
         (1, RunState.INTERRUPTED, Reason.RUNNER_LOST, "host:1"),
         (2, RunState.CLAIMED, "", "host:2"),
     ]
-    assert run.attempts[0].ended_at == SLOT + LEASE
+    assert run.attempts[0].ended_at == SLOT + LEASE, "with its lease, whenever that was seen"
     assert run.attempts[0].fence < run.attempts[1].fence
     assert run.attempts[0].token != run.attempts[1].token
 
@@ -161,6 +161,9 @@ async def test_s19_attempts_that_were_handed_over_or_never_accepted_do_not_count
     assert answer.run is not None
     assert answer.outcome is ClaimOutcome.WON
     assert answer.run.run.lost == 1
+    await one.release(answer.run, reason)
+    answer = await one.take_over(answer.run, max_attempts=2)
+    assert answer.outcome is ClaimOutcome.WON, "also where one more that died would be the last"
 
 
 async def test_s19_no_run_has_more_than_a_thousand_attempts(cluster: Cluster, one: Node) -> None:
@@ -190,6 +193,17 @@ async def test_s19_a_run_nobody_wanted_for_its_window_is_abandoned(
     assert answer.run is not None
     run = answer.run.run
     assert (run.state, run.reason) == (RunState.FAILED, Reason.ABANDONED)
+
+
+async def test_s19_a_freed_run_is_abandoned_when_nobody_wanted_it_since_it_was_freed(
+    cluster: Cluster, one: Node
+) -> None:
+    seen = await won_by(one, window_ms=60 * SECOND)
+    cluster.advance(SECOND)
+    await one.release(seen, Reason.HANDED_OVER)
+    cluster.advance(60 * SECOND + 1)
+    assert (await one.take_over(seen)).outcome is ClaimOutcome.LOST
+    assert await one.ended(SLOT) == (RunState.FAILED, Reason.ABANDONED)
 
 
 async def test_s21a_a_cancelled_run_that_loses_its_runner_is_not_taken_over(
@@ -356,6 +370,16 @@ async def test_s01_a_renewal_sets_such_a_lease_anew(cluster: Cluster, one: Node)
     assert answer.outcome == "renewed"
     assert answer.run is not None
     assert answer.run.lease_left_ms == LEASE
+
+
+@only_wall_leases
+async def test_s21a_a_clock_that_is_set_back_does_not_make_the_grace_of_a_cancel_longer(
+    cluster: Cluster, one: Node
+) -> None:
+    seen = await won_by(one)
+    await one.renew(seen, cancel=CancelReason.TIMEOUT)
+    cluster.step(-6 * SECOND)
+    assert (await one.renew(seen)).outcome == "fenced"
 
 
 @only_wall_leases

@@ -51,7 +51,7 @@ async def test_s15_a_shorter_renewal_does_not_shrink_the_lease(
     assert answer.run.lease_left_ms == LEASE - 5 * SECOND
 
 
-async def test_the_first_start_is_kept_and_never_before_the_slot(
+async def test_s30_the_first_start_is_kept_and_never_before_the_slot(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:
     """I7."""

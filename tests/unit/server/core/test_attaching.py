@@ -286,6 +286,22 @@ def test_s26_a_timeout_goes_on_from_the_recorded_start() -> None:
     assert again.reasons() == [CancelReason.TIMEOUT]
 
 
+def test_s21_a_timeout_that_is_gone_on_with_counts_from_the_start_and_not_from_the_claim() -> None:
+    world, sidecar, client = lone(every(60_000, timeout_ms=20_000))
+    world.run_until(72_000)
+    attempt = world.run(60_000).run.current
+    assert attempt is not None
+    assert attempt.started_at is not None
+    assert attempt.started_at > attempt.claimed_at
+    again = restarted(world, sidecar, client)
+    again.running = dict(client.running)
+    again.sidecar.settle()
+    world.run_until(attempt.started_at - START + 19_999)
+    assert again.cancelled == []
+    world.run_for(1)
+    assert again.reasons() == [CancelReason.TIMEOUT]
+
+
 def test_s21a_a_cancel_that_the_run_carries_is_delivered_by_who_adopts_it() -> None:
     world, sidecar, client = running(every(60_000, timeout_ms=7_000, cancel_grace_ms=30_000))
     world.run_until(69_000)

@@ -576,6 +576,17 @@ def test_s22_the_retry_of_a_job_that_nobody_offers_any_more_is_given_up() -> Non
     assert current(world.run(SLOT)) == (1, "failed", "runner_lost")
 
 
+def test_s22_a_failure_of_a_job_that_nobody_offers_any_more_is_final() -> None:
+    """It is reported after the client's last word: nobody would make the retry."""
+    world, sidecar, client = running(RETRIED)
+    token = client.only().token
+    client.specs = (every(name="other"),)
+    client.subscribe()
+    client.complete(token, **FAILED)
+    sidecar.settle()
+    assert current(world.run(SLOT)) == (1, "failed", "")
+
+
 def test_s21_what_timed_out_is_retried_if_its_handler_obeyed() -> None:
     world, _, client = running(every(timeout_ms=7_000, retry=RetrySpec(1, 1_000)))
     world.run_for(1_500)

@@ -298,6 +298,21 @@ def test_s13_an_old_takeover_goes_before_a_fresh_slot() -> None:
     assert (client.only().slot - START, client.only().attempt) == (30_000, 1)
 
 
+def test_s13_an_old_takeover_goes_before_a_fresh_slot_that_was_wished_for_earlier() -> None:
+    job = every(lease_ms=3_000, overlap=OverlapPolicy.ALLOW, start_deadline_ms=30_000)
+    world, _, first = lone(job)
+    second = rival(world, job, max_concurrency=1)
+    world.run_until(15_000)
+    first.keep_alive(draining=True)
+    world.run_until(30_500)
+    assert (first.only().slot, second.only().slot) == (START + 10_000, START + 20_000)
+    first.sidecar.die()  # slot 30 waits for room at the second
+    world.run_until(39_000)
+    second.complete()
+    second.sidecar.settle()
+    assert (second.only().slot - START, second.only().attempt) == (10_000, 2)
+
+
 def test_s13_a_jobs_concurrency_on_one_instance_holds_over_its_clients() -> None:
     job = every(overlap=OverlapPolicy.ALLOW, concurrency=1, start_deadline_ms=60_000)
     world, sidecar, client = lone(job)

@@ -269,6 +269,25 @@ def test_protocol_what_is_not_named_twice_in_a_row_is_sent_again() -> None:
     assert sent(client) == 2
 
 
+def test_s21_what_is_sent_again_has_what_is_left_of_its_timeout() -> None:
+    world, _, client = lone(every(60_000, timeout_ms=50_000), deaf=True)
+    world.run_until(60_000)
+    silent_rounds(client, 2)
+    first, again = (
+        assignment.timeout_ms
+        for event in client.events
+        if isinstance(event, Assigned)
+        for assignment in event.assignments
+    )
+    assert first == 50_000
+    assert again == 50_000 - (world.now - 60_000)
+    silent_rounds(client, 7)
+    assert client.reasons() == []
+    silent_rounds(client, 1)
+    assert world.now == 110_000
+    assert client.reasons() == [CancelReason.TIMEOUT]
+
+
 def test_s21a_what_was_cancelled_before_the_client_named_it_is_not_sent_again() -> None:
     world, sidecar, client = lone(
         every(60_000, timeout_ms=7_000, cancel_grace_ms=60_000), deaf=True

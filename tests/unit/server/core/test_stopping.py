@@ -213,6 +213,19 @@ def test_s23_an_instance_stops_also_while_the_store_is_away() -> None:
     assert (waiting, sidecar.stopped) == (True, True)
 
 
+def test_s23_a_second_stop_ends_the_instance_after_the_cancel_also_while_the_store_is_away() -> (
+    None
+):
+    world, sidecar, client = running()
+    sidecar.away = "refused"
+    client.complete(result="nobody takes it")
+    sidecar.stop()
+    world.run_until(62_000)
+    sidecar.stop()
+    world.run_until(69_000)
+    assert sidecar.stopped
+
+
 def test_s23_an_instance_that_runs_nothing_stops_also_while_the_store_is_away() -> None:
     for moment in range(5_000, 8_000, 100):
         world, sidecar, _ = lone()

@@ -67,12 +67,18 @@ def asked(world: World, act: Control) -> ControlAnswer:
     return answer
 
 
+def triggering(
+    world: World, request: str = "r1", payload: bytes = b"", **values: object
+) -> TriggerRun:
+    usual = {"slots": (), "until": world.store_at + 5_000, "overlap": OverlapPolicy.SKIP}
+    given = usual | values
+    return TriggerRun("sync", request, payload, window_ms=86_400_000, **given)  # type: ignore[arg-type]
+
+
 def trigger(
     world: World, request: str = "r1", payload: bytes = b"", **values: object
 ) -> ControlAnswer:
-    usual = {"slots": (), "until": world.store_at + 5_000, "overlap": OverlapPolicy.SKIP}
-    given = usual | values
-    return asked(world, TriggerRun("sync", request, payload, window_ms=86_400_000, **given))  # type: ignore[arg-type]
+    return asked(world, triggering(world, request, payload, **values))
 
 
 def states(world: World) -> dict[int, tuple[int, str, str]]:
@@ -97,6 +103,30 @@ def test_s18_a_queued_slot_starts_when_the_run_in_its_way_has_ended() -> None:
     assert client.only().slot == START + 20_000
     assert world.run(20_000).run.state is RunState.CLAIMED
     assert len(sidecar.logged("run_queued")) == 1
+
+
+def test_s18_while_another_run_is_in_its_way_a_queued_slot_is_not_asked_for_again() -> None:
+    job = every(300_000, overlap=OverlapPolicy.QUEUE, jitter_ms=0)
+    world, sidecar, client = lone(job)
+    other = Sidecar(world, "b").ready_client(job)
+    world.run_until(610_000)
+    assert len(client.running) + len(other.running) == 1
+    assert states(world)[600_000] == (0, "due", "")
+    asked_for = len(sidecar.claims) + len(other.sidecar.claims)
+    world.run_until(800_000)
+    assert len(sidecar.claims) + len(other.sidecar.claims) == asked_for
+
+
+def test_s20_of_a_backlog_only_the_oldest_is_asked_for() -> None:
+    policies = {"overlap": OverlapPolicy.SKIP, "catch_up": CatchUpPolicy.ALL}
+    job = every(60_000, start_deadline_ms=5_000, **policies)
+    world, sidecar, _ = lone(job)
+    sidecar.die()
+    world.run_until(310_000)
+    other = Sidecar(world, "b").ready_client(job)
+    world.run_until(355_000)
+    assert other.only().slot == START + 60_000
+    assert {claim.slot - START for claim in other.sidecar.claims} == {60_000}
 
 
 def test_s18_a_newer_slot_replaces_the_queued_one() -> None:
@@ -267,6 +297,20 @@ def test_s20_latest_runs_the_newest_missed_slot() -> None:
     assert [log.fields["count"] for log in sidecar.logged("slots_caught_up")] == [1]
 
 
+def test_s20_what_is_caught_up_does_not_wait_for_the_next_heartbeat() -> None:
+    policies = {"catch_up": CatchUpPolicy.LATEST, "start_deadline_ms": 5_000}
+    job = every(600_000, lease_ms=3_600_000, **policies)
+    world, sidecar, client = lone(job)
+    world.run_until(590_000)
+    sidecar.away = "the store is away"
+    world.run_until(610_000)
+    sidecar.away = None
+    while not sidecar.logged("slots_caught_up"):
+        world.run_for(1_000)
+    world.run_for(1_000)
+    assert client.only().slot == START + 600_000
+
+
 def test_s20_all_runs_every_missed_slot_oldest_first() -> None:
     spec = every(catch_up=CatchUpPolicy.ALL, start_deadline_ms=1_000)
     world, _, client = after_an_outage(spec)
@@ -356,6 +400,13 @@ def test_s22_a_handler_says_that_there_is_no_retry_or_when(
     assert not client.running
     world.run_for(7_000)
     assert current(world.run(60_000)) == expected
+
+
+def test_s22_a_handler_puts_its_retry_off_by_seven_days_at_most() -> None:
+    world, client = retried()
+    client.complete(failure=Failure("E", retry_after_ms=30 * 86_400_000))
+    client.sidecar.settle()
+    assert world.run(60_000).wait_ms == 7 * 86_400_000
 
 
 def test_s22_a_timed_out_attempt_is_retried() -> None:
@@ -481,6 +532,15 @@ def test_s29_a_triggered_run_waits_where_the_job_queues_and_is_skipped_where_it_
     client.complete(result="done")
     world.run_for(100)
     assert client.only().trigger is Trigger.MANUAL
+
+
+def test_s18_with_allow_triggered_runs_wait_neither_for_what_runs_nor_for_each_other() -> None:
+    world, _, client = lone(every(overlap=OverlapPolicy.ALLOW))
+    world.run_until(11_000)
+    for request in ("r1", "r2"):
+        ran(world.store.control([triggering(world, request, overlap=OverlapPolicy.ALLOW)]))
+    world.run_until(18_000)
+    assert len(client.running) == 3
 
 
 def test_s29_a_triggered_run_of_a_paused_job_is_run() -> None:
