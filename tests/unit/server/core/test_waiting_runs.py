@@ -5,7 +5,6 @@ operators ask for (S21a, S29), as an instance plays them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
