@@ -97,7 +97,11 @@ class ClocklessStore(MemoryStore):
 
 @dataclass(slots=True)
 class Stretch:
-    """The time for which a schedule of a job was in use without a break (S28)."""
+    """The time for which a schedule of a job was in use without a break (S28).
+
+    While no live instance holds it, it keeps no history (S2): `passed` are the spans, from its
+    `settled` to the job's floor, whose slots are never claimed or planned any more.
+    """
 
     job: str
     schedule_id: str
@@ -105,6 +109,11 @@ class Stretch:
     begun_at: int
     settled: int
     ended: bool = False
+    passed: dict[int, int] = field(default_factory=dict)
+
+    def is_passed(self, slot: int) -> bool:
+        """Whether the floor was raised above the slot while nobody held the schedule."""
+        return any(settled < slot <= floor for settled, floor in self.passed.items())
 
 
 @dataclass(slots=True)
@@ -178,7 +187,7 @@ class Storage:
         try:
             call.send(None)
         except StopIteration as done:
-            self._note_schedules()
+            self._note_schedules(store)
             reply: Reply[Any] = done.value
             return reply
         raise AssertionError("the memory store never waits")
@@ -243,11 +252,12 @@ class Storage:
     def control(self, act: Control) -> ControlAnswer:
         """What an operator asks, in one step."""
         self._method, self._asked = "control", {}
-        call = self.connect().control([act])
+        store = self.connect()
+        call = store.control([act])
         try:
             call.send(None)
         except StopIteration as done:
-            self._note_schedules()
+            self._note_schedules(store)
             answer: ControlAnswer = done.value.answers[0]
             return answer
         raise AssertionError("the memory store never waits")
@@ -262,19 +272,28 @@ class Storage:
             return views[0] if views else None
         raise AssertionError("the memory store never waits")
 
-    def _note_schedules(self) -> None:
-        """Follows each schedule's `since` and `settled`."""
+    def _note_schedules(self, store: MemoryStore) -> None:
+        """Follows each schedule's `since` and `settled`, and what the job's floor passes over."""
         open_ones = {(s.job, s.schedule_id): s for s in self.stretches if not s.ended}
         for key, kept in self.space.schedules.items():
             stretch = open_ones.pop(key, None)
             if stretch is not None and stretch.since == kept.since:
                 stretch.settled = kept.settled
+                self._note_floor(store, stretch)
                 continue
             if stretch is not None:
                 stretch.ended = True
             self.stretches.append(Stretch(*key, kept.since, self.timeline.now, kept.settled))
         for stretch in open_ones.values():
             stretch.ended = True
+
+    def _note_floor(self, store: MemoryStore, stretch: Stretch) -> None:
+        floor = self.space.job(stretch.job).floor
+        if floor <= stretch.settled:
+            return
+        held = self.space.held(store._now(), stretch.job)
+        if stretch.schedule_id not in {hold.schedule_id for hold in held}:
+            stretch.passed[stretch.settled] = floor
 
 
 def _what_is_asked(

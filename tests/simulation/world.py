@@ -249,6 +249,7 @@ class World:
             past_since = clock.showing_since(slot + deadline + 1)
             past = past_since is not None and past_since <= planned_by
             required = slot <= stretch.settled or (held and past)
+            required = required and not stretch.is_passed(slot)
             slots.append(
                 SlotDue(
                     at, stretch.job, stretch.schedule_id, slot, deadline, missed_at, required, exact
