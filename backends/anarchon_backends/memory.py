@@ -118,9 +118,10 @@ class _Space:
         for event in list(self.watchers.values()):
             event.set()
 
-    def let_go(self, member: _Member, at: int) -> None:
-        """Notes on each definition that this instance held it until `at`."""
-        for hold in chain.from_iterable(member.holds.values()):
+    def let_go(self, member: _Member, at: int, jobs: Iterable[str]) -> None:
+        """The instance holds nothing of these jobs any more, and did until `at`."""
+        gone = [member.holds.pop(job) for job in jobs if job in member.holds]
+        for hold in chain.from_iterable(gone):
             of_job = self.kept[hold.job]
             kept = of_job[hold.definition_id]
             of_job[hold.definition_id] = replace(kept, held_at=max(kept.held_at, at))
@@ -347,7 +348,7 @@ class MemoryStore:
         member = self._space.members.setdefault(instance.incarnation, _Member(instance))
         member.instance = instance
         if beat.leaving:
-            self._space.let_go(member, now.at)
+            self._space.let_go(member, now.at, tuple(member.holds))
             del self._space.members[instance.incarnation]
         return member.registered
 
@@ -379,12 +380,17 @@ class MemoryStore:
         return self._reply(now, answers, (release.job for release in releases))
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now."""
+        """Records what the instance holds of these jobs now."""
         space, now = self._space, self._now()
         held_before = {each.job: space.held(now, each.job) for each in definitions}
-        member = _Member(replace(instance, seen_at=now.at), registered=True)
+        member = space.members.setdefault(instance.incarnation, _Member(instance))
+        member.instance, member.registered = replace(instance, seen_at=now.at), True
+        space.let_go(member, now.at, {*held_before, *let_go})
         wanted = [machine.hold_of(instance, each) for each in definitions]
         for hold, each in zip(wanted, definitions, strict=True):
             key = (hold.job, hold.schedule_id)
@@ -399,9 +405,6 @@ class MemoryStore:
             )
             space.specs[hold.definition_id] = each.spec
             member.holds.setdefault(hold.job, []).append(hold)
-        if instance.incarnation in space.members:
-            space.let_go(space.members[instance.incarnation], now.at)
-        space.members[instance.incarnation] = member
         answers = [self._registration(hold, now) for hold in wanted]
         return self._reply(now, answers, (hold.job for hold in wanted))
 
@@ -504,7 +507,7 @@ class MemoryStore:
         space, now = self._space, self._now()
         for incarnation, member in list(space.members.items()):
             if machine.is_forgotten(member.instance, now):
-                space.let_go(member, member.instance.seen_at)
+                space.let_go(member, member.instance.seen_at, tuple(member.holds))
                 del space.members[incarnation]
         gone = 0
         for name in list(space.kept):

@@ -251,8 +251,12 @@ class Node:
         self._tokens = (f"{incarnation}-{n}" for n in itertools.count(1))
 
     async def register(self, *definitions: Definition) -> list[Registration]:
-        reply = await self.store.register(self.instance, definitions or (definition(),))
+        reply = await self.store.register(self.instance, definitions or (definition(),), ())
         return list(reply.answers)
+
+    async def let_go(self, *jobs: str) -> None:
+        """Hold nothing of these jobs any more."""
+        await self.store.register(self.instance, (), jobs)
 
     def wish(self, slot: int, **given: Any) -> Claim:
         """A claim of a first attempt."""

@@ -560,6 +560,15 @@ class Reference:
     def live(self) -> list[Holder]:
         return [h for h in self.holders.values() if self.now - h.seen_at <= h.lease]
 
+    def let_go(self, incarnation: str, lease: int) -> None:
+        """The instance lives, and holds nothing of the job any more."""
+        self.holders[incarnation] = Holder(self.now, lease)
+
+    def registers_elsewhere(self, incarnation: str, lease: int) -> None:
+        """The instance lives, and holds of the job what it held."""
+        known = self.holders.get(incarnation)
+        self.holders[incarnation] = Holder(self.now, lease, known.holds if known else {})
+
     def register(
         self, incarnation: str, lease: int, wanted: dict[str, tuple[str, int]]
     ) -> list[tuple[bool, int | None]]:

@@ -597,6 +597,22 @@ class StoreAgainstReference(RuleBasedStateMachine):
         expected = self.reference.register(instance.incarnation, instance.lease_ms, wanted)
         assert [(a.current, a.settled) for a in answers] == expected
 
+    @rule(node=NODES)
+    def let_go(self, node: int) -> None:
+        instance = self.nodes[node].instance
+        self.wait(self.nodes[node].let_go("job"))
+        self.reference.let_go(instance.incarnation, instance.lease_ms)
+
+    @rule(node=NODES, goes=st.booleans())
+    def other_jobs_come_and_go(self, node: int, goes: bool) -> None:
+        """What the instance holds of the job stays."""
+        instance = self.nodes[node].instance
+        if goes:
+            self.wait(self.nodes[node].let_go("other", "never held"))
+        else:
+            self.wait(self.nodes[node].register(definition("other")))
+        self.reference.registers_elsewhere(instance.incarnation, instance.lease_ms)
+
     @rule(most=st.sampled_from([0, 2]))
     def prunes(self, most: int) -> None:
         policy = PrunePolicy(10_000 * DAY, most)

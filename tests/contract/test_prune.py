@@ -196,6 +196,7 @@ async def test_s28_a_definition_nobody_held_for_the_history_goes_with_the_jobs_h
 ) -> None:
     first, second = two
     await second.register(definition("stays"))
+    await second.let_go("job")
     await run_through(cluster, first, 3)
     await first.beat(leaving=True)
     cluster.advance(DAY)
@@ -217,6 +218,7 @@ async def test_s28_a_definition_counts_as_held_until_its_holder_was_last_heard_o
 ) -> None:
     first, second = two
     await second.register(definition("stays"))
+    await second.let_go("job")
     cluster.advance(3 * DAY)
     await first.beat()
     cluster.advance(DAY + LEASE + 1)
@@ -312,6 +314,7 @@ async def test_s28_the_last_definition_stays_for_as_long_as_a_run_is_unfinished(
 ) -> None:
     first, second = two
     await second.register(definition("stays"))
+    await second.let_go("job")
     cluster.advance_to(T0 + PERIOD)
     running = await first.win(T0 + PERIOD)
     await first.beat(leaving=True)
@@ -330,6 +333,7 @@ async def test_s30_a_run_that_waits_stays_though_nobody_handles_its_job_until_it
     """It is never missed, and whoever handles the job again would run it."""
     first, second = two
     await second.register(definition("stays"))
+    await second.let_go("job")
     cluster.advance(SECOND)
     waits = (await first.triggered()).run
     await first.beat(leaving=True)

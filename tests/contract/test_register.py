@@ -167,19 +167,127 @@ async def test_s28_a_heartbeat_keeps_what_is_held_alive(
     assert answer.definitions_differ
 
 
-async def test_s28_a_registration_replaces_all_that_the_instance_held(
+async def test_s28_a_registration_replaces_what_the_instance_held_of_those_jobs_alone(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:
     first, second = two
     await first.register(definition("a"), definition("b"))
-    await first.register(definition("b"))
+    await first.register(definition("b", labels=(("v", "2"),)))
+    (answer,) = await second.register(definition("b", labels=(("v", "2"),)))
+    assert (answer.current, answer.definitions_differ) == (True, False), "the old one is gone"
     (answer,) = await second.register(definition("a", period=5 * SECOND))
-    assert not answer.definitions_differ
-    (view,) = (await second.store.jobs(["b"], "", 10)).answers
-    assert view.instance_ids == (first.instance.instance_id,)
-    await first.store.register(first.instance, ())
-    (view,) = (await second.store.jobs(["b"], "", 10)).answers
-    assert view.instance_ids == ()
+    assert answer.definitions_differ, "what it holds besides stays"
+    assert await holders(second) == {
+        "a": ("host:1", "host:2"),
+        "b": ("host:1", "host:2"),
+        "job": ("host:1", "host:2"),
+    }
+
+
+async def test_s28_what_an_instance_lets_go_of_it_holds_no_more_and_all_else_it_does(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await first.register(definition("a"), definition("b"))
+    await first.let_go("a")
+    assert await holders(second) == {
+        "a": (),
+        "b": ("host:1",),
+        "job": ("host:1", "host:2"),
+    }
+    cluster.advance(SECOND)
+    (answer,) = await second.register(definition("a", period=5 * SECOND))
+    assert (answer.current, answer.definitions_differ) == (True, False)
+    await first.let_go("b", "job")
+    assert await holders(second) == {"a": ("host:2",), "b": (), "job": ("host:2",)}
+    assert (await first.beat()).known, "it is registered, with nothing"
+
+
+async def test_s28_one_call_registers_some_jobs_and_lets_go_of_others(
+    cluster: Cluster, one: Node
+) -> None:
+    await one.register(definition("a"), definition("b"))
+    reply = await one.store.register(one.instance, [definition("c")], ["a", "job"])
+    assert [(answer.job, answer.current) for answer in reply.answers] == [("c", True)]
+    assert await holders(one) == {"a": (), "b": ("host:1",), "c": ("host:1",), "job": ()}
+
+
+async def test_s28_a_part_that_is_repeated_changes_nothing(cluster: Cluster, one: Node) -> None:
+    """Its outcome may have been unknown."""
+    await one.register(definition("a"), definition("b"))
+    for part in (([NEW], ["a"]), ([], ["a"]), ([NEW], [])):
+        before = None
+        for _ in range(2):
+            cluster.advance(SECOND)
+            reply = await one.store.register(one.instance, *part)
+            shown = (reply.answers, (await one.store.jobs((), "", 9)).answers)
+            assert before in (None, shown)
+            before = shown
+    assert await holders(one) == {"a": (), "b": ("host:1",), "job": ("host:1",)}
+
+
+async def test_s28_to_let_go_of_what_was_never_held_is_nothing(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await second.register(definition("theirs"))
+    await first.let_go("theirs", "nobody's")
+    assert await holders(first) == {"job": ("host:1", "host:2"), "theirs": ("host:2",)}
+
+
+async def test_s28_an_empty_part_says_that_the_instance_lives_and_changes_nothing(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    cluster.advance(LEASE)
+    await first.let_go()
+    cluster.advance(1)
+    assert await holders(second) == {"job": ("host:1",)}
+    (shown, lost) = (await second.store.instances()).answers
+    assert (shown.instance_id, shown.seen_at) == ("host:1", T0 + LEASE)
+    assert lost.state is InstanceState.LOST
+
+
+async def test_s28_a_definition_that_was_let_go_was_held_until_then(
+    cluster: Cluster, one: Node
+) -> None:
+    """From then on its history counts, and what else is held goes on being held."""
+    await one.register(definition("goes"), definition("stays"))
+    cluster.advance(10 * DAY)
+    await one.let_go("goes")
+    for names in (["goes", "job", "stays"], ["job", "stays"]):
+        cluster.advance(14 * DAY)
+        await one.let_go()
+        await one.prune()
+        assert list(await holders(one)) == names
+        cluster.advance(1)
+
+
+async def test_s28_an_instance_that_comes_back_holds_what_it_registers_then(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    await first.register(definition("a"), definition("b"))
+    await first.beat(leaving=True)
+    await first.register(definition("b"))
+    assert await holders(second) == {"a": (), "b": ("host:1",), "job": ("host:2",)}
+
+
+async def test_s28_an_instance_comes_and_goes_in_parts(cluster: Cluster, one: Node) -> None:
+    names = [f"job-{number:03}" for number in range(30)]
+    for first in range(0, 30, 10):
+        await one.register(*(definition(name) for name in names[first : first + 10]))
+    await one.let_go("job")
+    assert await holders(one) == {"job": ()} | dict.fromkeys(names, ("host:1",))
+    for first in range(0, 30, 15):
+        await one.let_go(*names[first : first + 15])
+    assert await holders(one) == {"job": ()} | dict.fromkeys(names, ())
+    assert (await one.beat()).known
+
+
+async def holders(node: Node) -> dict[str, tuple[str, ...]]:
+    """Which live instances hold each job."""
+    return {view.name: view.instance_ids for view in (await node.store.jobs((), "", 50)).answers}
 
 
 async def test_s28_two_clients_of_one_sidecar_may_differ(cluster: Cluster, one: Node) -> None:
@@ -230,7 +338,7 @@ async def test_an_instance_that_is_not_registered_is_told_so_until_it_is(
     assert [(await node.beat()).known for _ in range(2)] == [False, False]
     await node.register()
     assert (await node.beat()).known
-    await node.store.register(node.instance, ())
+    await node.let_go()
     assert (await node.beat()).known
 
 

@@ -6,7 +6,6 @@ import random
 from typing import TYPE_CHECKING
 
 from anarchon_server.core.limits import CLOCK_OFFSET_MAX
-from anarchon_server.core.model import JobSpec
 from tests.checker.events import AbleFrom, ServedFrom, ServedUntil, UnableFrom
 from tests.simulation.client import App
 from tests.simulation.sidecar import Sidecar
@@ -31,7 +30,6 @@ class Host:
         self.sidecar: Sidecar | None = None
         self.zombies: list[Sidecar] = []
         self.app: App | None = None
-        self.registered_specs: tuple[JobSpec, ...] = ()
         self._processes = 0
         self._undisturbed_from = 0
         self._served_from = 0
@@ -47,7 +45,6 @@ class Host:
         """Starts a sidecar, if none is there."""
         if self.sidecar is None:
             self._processes += 1
-            self.registered_specs = ()
             self.sidecar = Sidecar(self, f"{self.name}.{self._processes}", self.rng)
 
     def start_app(self) -> None:

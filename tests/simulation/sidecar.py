@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anarchon_server.core import messages as m
 from anarchon_server.core.engine import Engine
 from anarchon_server.core.errors import AnarchonError
+from anarchon_server.core.model import JobSpec
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import Reply
 from tests.checker.events import InstanceDied
@@ -41,6 +42,7 @@ class Sidecar:
         self.stopping = False
         self.frozen_at: int | None = None
         self.registered: dict[str, str] = {}
+        self._specs: dict[str, JobSpec] = {}
         self.log: list[tuple[int, m.Log]] = []
         self._timeline = host.world.timeline
         self._rng = rng
@@ -139,10 +141,10 @@ class Sidecar:
 
         def opened() -> None:
             self._streams[event.stream_id] = client
-            held = {job: sid for job, sid in self.registered.items() if job not in client.job_names}
-            if client.specs != self.host.registered_specs:
-                self.registered = held
-            self.host.registered_specs = client.specs
+            for spec in client.specs:
+                if self._specs.get(spec.name) != spec:
+                    self.registered.pop(spec.name, None)
+                self._specs[spec.name] = spec
             self._step(event)
 
         self._do(opened)
@@ -192,7 +194,10 @@ class Sidecar:
         call = self._calls.pop(call_id)
         wall_at = self.host.clock.wall_ms()
         if call.method is m.Method.REGISTER:
-            self.registered = {d.job: d.schedule_id for d in call.arguments[1]}
+            _, definitions, let_go = call.arguments
+            self.registered |= {d.job: d.schedule_id for d in definitions}
+            for job in let_go:
+                self.registered.pop(job, None)
         self._step(m.StoreReplied(call_id, reply, wall_at))
 
     def _store_failed(self, call_id: int, unknown: bool) -> None:

@@ -173,8 +173,14 @@ class World:
     # ── The run ─────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Lets everything happen, then completes the history with the facts to judge it by."""
-        with patch.object(limits, "UNKNOWN_ASKED_FOR", self.plan.asked_for_ms):
+        """Lets everything happen, then completes the history with the facts to judge it by.
+
+        With few jobs a registration has parts only where a part is one job.
+        """
+        with (
+            patch.object(limits, "UNKNOWN_ASKED_FOR", self.plan.asked_for_ms),
+            patch.object(limits, "REGISTER_BATCH", 1),
+        ):
             self.timeline.run_until(self.plan.end_at)
         self.events[:0] = [*self._jobs_known(), *self._slots_due()]
         self.record(HistoryEnded(self.timeline.now))

@@ -250,13 +250,17 @@ class NatsClaimStore:
         )
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now."""
+        """Records what the instance holds of these jobs now."""
         until = self._until(len(definitions))
         now = await self._now(until)
         seen = replace(instance, seen_at=now.at)
-        return self._reply(now, await self._registry.register(seen, definitions, now, until))
+        answers = await self._registry.register(seen, definitions, let_go, now, until)
+        return self._reply(now, answers)
 
     async def instances(self) -> port.Reply[model.Instance]:
         """The instances seen lately, by label."""

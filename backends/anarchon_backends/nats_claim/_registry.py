@@ -89,6 +89,13 @@ class Registry:
             self._read_at = revision
         return self._jobs
 
+    async def _refresh(self, names: Collection[str], until: float) -> None:
+        """Reads these jobs again, whatever was written since."""
+        for entry in await together(self._readable_job(name, until) for name in names):
+            self._jobs.pop(entry.record.job, None)
+            if entry.revision:
+                self._jobs[entry.record.job] = entry
+
     async def _readable_job(self, name: str, until: float) -> JobEntry:
         """The job; what somebody spoilt is as if it were not there, until it is registered."""
         with suppress(Unreadable):
@@ -127,14 +134,21 @@ class Registry:
         self,
         instance: model.Instance,
         definitions: Sequence[model.Definition],
+        let_go: Iterable[str],
         now: Moment,
         until: float,
     ) -> list[port.Registration]:
-        """Records all that the instance holds now."""
+        """Records what the instance holds of these jobs now."""
         members = await self.members(until, holds=True)
         live = [member for member in members if member.is_live(now)]
-        await self.jobs(until)
+        mine = instance.incarnation
+        (old,) = [m for m in members if m.instance.incarnation == mine] or [Member(instance)]
         wanted = [machine.hold_of(instance, each) for each in definitions]
+        named, held = {*(hold.job for hold in wanted), *let_go}, set(wanted)
+        gone = [
+            hold for hold in old.holds or () if (old.left or hold.job in named) and hold not in held
+        ]
+        await self._refresh({hold.job for hold in (*wanted, *gone)}, until)
         before = _by_job(hold for member in live for hold in member.holds or ())
         entries = await together(
             (
@@ -143,11 +157,9 @@ class Registry:
             ),
             writes=True,
         )
-        mine = instance.incarnation
-        (old,) = [m for m in members if m.instance.incarnation == mine] or [Member(instance)]
-        held = set(wanted)
-        await self._let_go([hold for hold in old.holds or () if hold not in held], now.at, until)
-        await self._write_member(Member(instance, holds=tuple(wanted)), until)
+        await self._let_go(gone, now.at, until)
+        await self.seen(instance, until, left=False)
+        await self._write_holds(instance, wanted, {hold.job for hold in gone} | named, until)
         others = [member for member in live if member.instance.incarnation != mine]
         after = _by_job([*wanted, *(hold for member in others for hold in member.holds or ())])
         return [
@@ -173,17 +185,29 @@ class Registry:
             until,
         )
 
-    async def _write_member(self, member: Member, until: float) -> None:
-        instance, holds = member.instance, member.holds or ()
-        await self.seen(instance, until, left=False)
-        parts = max(1, -(-len(holds) // _HOLDS_PER_PART))
-        for part in range(parts):
-            some = holds[part * _HOLDS_PER_PART : (part + 1) * _HOLDS_PER_PART]
+    async def _write_holds(
+        self,
+        instance: model.Instance,
+        wanted: Sequence[HeldDefinition],
+        named: Collection[str],
+        until: float,
+    ) -> None:
+        """Writes what the instance holds of the jobs `named`: `wanted`, and nothing else.
+
+        Nothing else moves from one part to another, and the last part is written first: cut off
+        between, only of the jobs named it is open what is held, and they are registered again.
+        """
+        before = await self._parts(instance.instance_id, instance.incarnation, until)
+        after = _with_holds(before, wanted, named)
+        for number in reversed(range(len(after))):
+            grows = number == len(before) - 1 < len(after) - 1
+            if number < len(before) and after[number] == before[number] and not grows:
+                continue
             await self._put(
-                self._subjects.holds(instance.instance_id, instance.incarnation, part),
+                self._subjects.holds(instance.instance_id, instance.incarnation, number),
                 {
-                    "parts": parts,
-                    "holds": [[h.job, h.definition_id, h.schedule_id] for h in some],
+                    "parts": len(after),
+                    "holds": [[h.job, h.definition_id, h.schedule_id] for h in after[number]],
                 },
                 until,
             )
@@ -212,13 +236,14 @@ class Registry:
 
         Without `holds`, those that have registered hold nothing, and the others None.
         """
-        parts = await self._parts(until, instance_id)
+        parts = await self._numbers(until, instance_id)
         found = await together(self.member(*key, until) for key in parts)
         members: list[Member] = []
         for (key, numbers), member in zip(parts.items(), found, strict=True):
             if member is None:
                 continue
-            held = await self._holds(*key, until) if holds and numbers else ()
+            parts_held = await self._parts(*key, until) if holds and numbers else ()
+            held = tuple(hold for part in parts_held for hold in part)
             members.append(replace(member, holds=held if numbers else None))
         return members
 
@@ -226,12 +251,12 @@ class Registry:
         """Whether the instance has registered, and the others that have its label. It knows itself: where
         it has no twin, which is usual, no instance is read.
         """
-        parts = await self._parts(until, instance.instance_id)
+        parts = await self._numbers(until, instance.instance_id)
         known = bool(parts.pop((instance.instance_id, instance.incarnation), None))
         found = await together(self.member(*key, until) for key in parts)
         return known, [each for each in found if each is not None]
 
-    async def _parts(self, until: float, instance_id: str) -> dict[tuple[str, str], list[int]]:
+    async def _numbers(self, until: float, instance_id: str) -> dict[tuple[str, str], list[int]]:
         """The numbers of the parts of what each instance holds (of one label), by label and
         incarnation.
         """
@@ -246,24 +271,26 @@ class Registry:
                 of_node.append(part)
         return parts
 
-    async def _holds(
+    async def _parts(
         self, instance_id: str, incarnation: str, until: float
-    ) -> tuple[HeldDefinition, ...] | None:
-        found: list[HeldDefinition] = []
-        part, parts = 0, 1
-        while part < parts:
-            subject = self._subjects.holds(instance_id, incarnation, part)
+    ) -> list[list[HeldDefinition]]:
+        """What an instance holds, by the parts in which it stands. One that somebody spoilt, or that
+        is not there, is empty, and the last.
+        """
+        found: list[list[HeldDefinition]] = []
+        parts = 1
+        while len(found) < parts:
+            subject = self._subjects.holds(instance_id, incarnation, len(found))
             entry = await self._jetstream.last(self._subjects.history, subject, until)
             if entry is None:
-                return None
+                break
             what = f"what the instance {instance_id!r} holds"
             try:
                 parts, some = decode(what, entry.payload, lambda shown: _part(incarnation, shown))
             except Unreadable:
-                return None
-            found += some
-            part += 1
-        return tuple(found)
+                parts, some = 0, []
+            found.append(some)
+        return found
 
     # --- Clearing away -------------------------------------------------------------------
 
@@ -365,6 +392,26 @@ def _registration(
         settled=since,
         definitions_differ=machine.definitions_differ(held),
     )
+
+
+def _with_holds(
+    parts: Sequence[Sequence[HeldDefinition]],
+    wanted: Sequence[HeldDefinition],
+    named: Collection[str],
+) -> list[list[HeldDefinition]]:
+    """The parts with what is wanted of the jobs named. What stays stays where it is."""
+    new = set(wanted)
+    after: list[list[HeldDefinition]] = []
+    for part in parts:
+        after.append([hold for hold in part if hold in new or hold.job not in named])
+        new.difference_update(after[-1])
+    rest = [hold for hold in wanted if hold in new]
+    for part in after:
+        room = _HOLDS_PER_PART - len(part)
+        part.extend(rest[:room])
+        rest = rest[room:]
+    after += [rest[i : i + _HOLDS_PER_PART] for i in range(0, len(rest), _HOLDS_PER_PART)]
+    return after or [[]]
 
 
 def _by_job(holds: Iterable[HeldDefinition]) -> dict[str, list[HeldDefinition]]:

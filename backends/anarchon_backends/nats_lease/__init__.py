@@ -297,12 +297,15 @@ class NatsLeaseStore:
         return await self._act(work, listed=alike)
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now."""
+        """Records what the instance holds of these jobs now."""
 
         async def work(call: Call) -> port.Reply[port.Registration]:
-            answers, fences = await self._registrar.register(instance, definitions, call)
+            answers, fences = await self._registrar.register(instance, definitions, let_go, call)
             return await self._reply(call, answers, fences)
 
         return await self._act(work)

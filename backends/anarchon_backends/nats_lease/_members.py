@@ -29,7 +29,8 @@ Holds = tuple[machine.HeldDefinition, ...]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation of what an instance holds: `parts` subjects. `until`: when it was let go.
+    """One generation of what an instance holds: `parts` subjects. `until`: when it was let go, or 0
+    where all of it is held on.
 
     Numbers are drawn at random, so that none is ever used again.
     """
@@ -187,24 +188,40 @@ class Members:
         return before is not None and before.registered
 
     async def register(
-        self, instance: model.Instance, holds: Sequence[machine.HeldDefinition], call: Call
+        self,
+        instance: model.Instance,
+        holds: Sequence[machine.HeldDefinition],
+        let_go: Iterable[str],
+        call: Call,
     ) -> None:
-        """Notes what the instance holds from now on."""
+        """Notes what the instance holds from now on of the jobs of `holds` and of `let_go`.
+
+        All that it holds is one generation, which is written anew where it changes. The one before
+        is outgrown where nothing of it was let go: no job needs to know of it.
+        """
         seen = await self._seen(self._of(instance), call)
+        old, outgrown = (seen.holds, seen.member.held) if seen else ((), Generation())
+        named = {*(hold.job for hold in holds), *let_go}
+        after = [*(hold for hold in old if hold.job not in named), *holds]
         held = Generation()
-        if seen is not None and set(seen.holds) == set(holds):
-            held = seen.member.held
-        elif holds:
-            held = await self._write_holds(instance.incarnation, holds, call)
+        if set(after) == set(old):
+            held = outgrown
+        elif after:
+            held = await self._write_holds(instance.incarnation, after, call)
+        if held == outgrown or not set(old) <= set(after):
+            outgrown = Generation()
 
         def noted(before: Member | None, now: machine.Moment) -> Member:
             member = _present(before, instance)
             gone = member.gone
             if member.held.parts and member.held != held:
-                gone = (*gone, replace(member.held, until=now.at))
+                until = 0 if member.held == outgrown else now.at
+                gone = (*gone, replace(member.held, until=until))
             return Member(replace(instance, seen_at=now.at), True, False, held, gone)
 
         await self._replace(instance, call, noted)
+        if outgrown.parts:
+            await self.delete_holds(instance.incarnation, outgrown, call)
 
     async def _write_holds(
         self, incarnation: str, holds: Sequence[machine.HeldDefinition], call: Call

@@ -86,7 +86,8 @@ class Pruner:
 
     async def _let_go(self, incarnation: str, generation: Generation, call: Call) -> None:
         by_job: dict[str, list[str]] = {}
-        for hold in await self._members.holds(incarnation, generation, call) or ():
+        held = await self._members.holds(incarnation, generation, call) if generation.until else ()
+        for hold in held or ():
             by_job.setdefault(hold.job, []).append(hold.definition_id)
 
         async def note(job: str) -> None:

@@ -37,7 +37,11 @@ class Registrar:
         self._members = members
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition], call: Call
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str],
+        call: Call,
     ) -> tuple[list[port.Registration], dict[str, int]]:
         """The answers, and the fences."""
         wanted = [(machine.hold_of(instance, each), each) for each in definitions]
@@ -62,7 +66,7 @@ class Registrar:
             fences[job] = sitting.state.record.fence
 
         await call.each(register_job, places)
-        await self._members.register(instance, [hold for hold, _ in wanted], call)
+        await self._members.register(instance, [hold for hold, _ in wanted], let_go, call)
         return [answers[place] for place in range(len(wanted))], fences
 
     async def _put_specs(self, sitting: Sitting, wanted: Sequence[_Wanted], call: Call) -> None:

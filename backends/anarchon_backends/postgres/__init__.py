@@ -87,7 +87,7 @@ from anarchon_backends.postgres._values import (
     with_due,
     with_outcome,
 )
-from anarchon_server.core import limits, machine, model
+from anarchon_server.core import machine, model
 from anarchon_server.core import store as port
 
 _T = TypeVar("_T")
@@ -441,18 +441,20 @@ class PostgresStore:
         return await self._act(work)
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now, under locks of its jobs' rows."""
+        """Records what the instance holds of these jobs now, under locks of their rows."""
         wanted = [machine.hold_of(instance, each) for each in definitions]
         told = dict(zip(wanted, definitions, strict=True))
         names = [hold.job for hold in wanted]
-        more_ms = len(wanted) * limits.REGISTER_EACH
         read = self._call("register_read", "text text text[]")
-        write = self._call("register_write", REGISTER_TYPES)
+        write = self._call("register_part", REGISTER_TYPES)
 
         async def work(session: Session) -> port.Reply[port.Registration]:
-            async with session.transaction(self._options.op_timeout_ms + more_ms):
+            async with session.transaction(self._options.op_timeout_ms):
                 text = await session.read(read, self._namespace, instance.incarnation, names)
                 document = json.loads(text)
                 rows, held = Rows(document["rows"]), holds_by_job(document["held"] or ())
@@ -478,6 +480,7 @@ class PostgresStore:
                     instance.instance_id,
                     instance.lease_ms,
                     instance_text(instance),
+                    [*names, *let_go],
                     names,
                     [hold.definition_id for hold in wanted],
                     rows.job_rows(changed_jobs(rows, before, new)),
@@ -491,7 +494,7 @@ class PostgresStore:
             answers = [registration_of(rows, hold, held[hold.job]) for hold in wanted]
             return self._reply(rows.now.at_us, answers, rows.fences(names))
 
-        return await self._act(work, more_ms)
+        return await self._act(work)
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """History, newest slot first; equal slots by job name, last first."""
@@ -592,8 +595,8 @@ class PostgresStore:
 
         return await self._act(work)
 
-    async def _act(self, work: Callable[[Session], Awaitable[_T]], more_ms: int = 0) -> _T:
-        return await self._pool.call(work, more_ms)
+    async def _act(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
+        return await self._pool.call(work)
 
     async def watch(self) -> AsyncIterator[None]:
         """Yields at news (`machine.Saved`), counted from `open`; ends at once behind a pooler."""

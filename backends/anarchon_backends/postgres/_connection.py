@@ -173,11 +173,11 @@ class Pool:
         for connection in list(self._all):
             await end(connection)
 
-    async def call(self, work: Callable[[Session], Awaitable[_T]], more_ms: int = 0) -> _T:
-        """Carries out one call within its time, and `more_ms`; repeats it where others made it fail."""
-        session, within_ms = Session(), self._timeout_ms + more_ms
+    async def call(self, work: Callable[[Session], Awaitable[_T]]) -> _T:
+        """Carries out one call within its time; repeats it where others made it fail."""
+        session = Session()
         try:
-            async with asyncio.timeout(within_ms / 1_000):
+            async with asyncio.timeout(self._timeout_ms / 1_000):
                 for repeats_left in reversed(range(_REPEATS)):
                     try:
                         async with self._connected(session):
@@ -190,7 +190,7 @@ class Pool:
                         if not repeats_left:
                             raise
         except TimeoutError:
-            raise self._failure(session, f"no answer within {within_ms} ms") from None
+            raise self._failure(session, f"no answer within {self._timeout_ms} ms") from None
         except _CONNECTION_ERRORS as error:
             raise self._failure(session, _said(error)) from error
         except asyncpg.PostgresError as error:

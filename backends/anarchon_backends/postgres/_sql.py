@@ -587,9 +587,15 @@ BEGIN
 END $$;
 """
 
-# A registration is decided outside while the jobs' rows are locked: `register_read`, then
-# `register_write`, in one transaction, of what is new to the store. It raises the version of a job
+# A part of a registration is decided outside while its jobs' rows are locked: `register_read`, then
+# `register_part`, in one transaction, of what is new to the store. It raises the version of a job
 # of which something else is held than before, as what is in use has changed.
+#
+# A plan made while `hold` was empty may read all that an instance holds, or all that is held, for each
+# job: `incarnation || ''` leaves it the primary key alone, and jobs are let go one by one.
+#
+# `register_write` is for sidecars from before `register_part` came: it takes all that an instance
+# holds at once, and lets go of all else. It goes when the schema has another version.
 _REGISTER = """
 CREATE FUNCTION anarchon.register_read{v}(_ns text, _incarnation text, _jobs text[]) RETURNS json
 LANGUAGE plpgsql {settings} AS $$
@@ -621,6 +627,57 @@ CREATE FUNCTION anarchon.register_write{v}(
 ) RETURNS void LANGUAGE plpgsql {settings} AS $$
 BEGIN
     PERFORM anarchon.let_go{v}(_ns, _incarnation, _now, _held_jobs, _held_ids);
+    INSERT INTO anarchon.instance
+        VALUES (_ns, _incarnation, _instance_id, true, _now, _lease_ms, _record)
+        ON CONFLICT (namespace, incarnation) DO UPDATE SET (instance_id, registered, seen_at,
+            lease_ms, record) = ROW (excluded.instance_id, true, excluded.seen_at,
+            excluded.lease_ms, excluded.record);
+    INSERT INTO anarchon.definition
+        SELECT _ns, job, definition_id, schedule_id, window_ms, _now, spec
+        FROM json_populate_recordset(NULL::anarchon.definition, _definitions)
+        ORDER BY job COLLATE "C", definition_id COLLATE "C"
+        ON CONFLICT (namespace, job, definition_id)
+            DO UPDATE SET (window_ms, held_at) = ROW (excluded.window_ms, excluded.held_at)
+            WHERE definition.window_ms <> excluded.window_ms;
+    INSERT INTO anarchon.hold
+        SELECT _ns, job, _incarnation, definition_id, schedule_id
+        FROM json_populate_recordset(NULL::anarchon.definition, _definitions)
+        ON CONFLICT DO NOTHING;
+    PERFORM anarchon.write{v}(_ns, _jobs, _schedules, '[]', '[]', '[]', false, '');
+END $$;
+"""
+
+_REGISTER_PART = """
+CREATE FUNCTION anarchon.register_part{v}(
+    _ns text, _now int8, _incarnation text, _instance_id text, _lease_ms int8, _record text,
+    _named text[], _held_jobs text[], _held_ids text[], _jobs json, _schedules json,
+    _definitions json
+) RETURNS void LANGUAGE plpgsql {settings} AS $$
+DECLARE
+    _gone_jobs text[];
+    _gone_ids text[];
+BEGIN
+    SELECT array_agg(job), array_agg(definition_id) INTO _gone_jobs, _gone_ids FROM (
+        SELECT h.job, h.definition_id FROM (SELECT DISTINCT each FROM unnest(_named) each) want
+            CROSS JOIN LATERAL (
+                SELECT job, definition_id FROM anarchon.hold WHERE namespace = _ns
+                    AND job = want.each AND incarnation || '' = _incarnation OFFSET 0) h
+        WHERE ((h.job, h.definition_id) IN (
+            SELECT unnest(_held_jobs) COLLATE "C", unnest(_held_ids) COLLATE "C")) IS NOT TRUE
+        ORDER BY h.job, h.definition_id) gone;
+    IF _gone_jobs IS NOT NULL THEN
+        WITH was_held AS MATERIALIZED (
+            SELECT d.* FROM unnest(_gone_jobs, _gone_ids) gone (job, id) CROSS JOIN LATERAL (
+                SELECT * FROM anarchon.definition WHERE namespace = _ns AND job = gone.job
+                AND definition_id = gone.id FOR UPDATE) d)
+        INSERT INTO anarchon.definition SELECT * FROM was_held
+            ON CONFLICT (namespace, job, definition_id)
+                DO UPDATE SET held_at = greatest(definition.held_at, _now);
+        FOR _number IN 1 .. cardinality(_gone_jobs) LOOP
+            DELETE FROM anarchon.hold WHERE namespace = _ns AND job = _gone_jobs[_number]
+                AND incarnation || '' = _incarnation AND definition_id = _gone_ids[_number];
+        END LOOP;
+    END IF;
     INSERT INTO anarchon.instance
         VALUES (_ns, _incarnation, _instance_id, true, _now, _lease_ms, _record)
         ON CONFLICT (namespace, incarnation) DO UPDATE SET (instance_id, registered, seen_at,
@@ -739,8 +796,12 @@ _FUNCTIONS = (
     _COMPLETE,
     _BEAT,
     _REGISTER,
+    _REGISTER_PART,
     _PRUNE,
 )
+
+# A function that came while the schema's version stayed: where it is missing it is made.
+LATER_FUNCTION = f"register_part_{SCHEMA_VERSION}"
 
 # History. The state that is asked for is the state as shown (see `machine.view`). `of_job` is a
 # condition on the job, so that each of the two has a plan of its own.
@@ -876,6 +937,11 @@ def migration_sql(schema: str, version: int, numbers: dict[str, int]) -> str:
     """All that makes a schema of an earlier version one of the present."""
     steps = "".join(_MIGRATIONS[before] for before in range(version, SCHEMA_VERSION))
     return in_schema(steps + _functions(numbers), schema)
+
+
+def later_sql(schema: str, numbers: dict[str, int]) -> str:
+    """All that a schema of the present version lacks that was made before `LATER_FUNCTION` came."""
+    return in_schema(_REGISTER_PART.format(**parts(numbers)), schema)
 
 
 def _functions(numbers: dict[str, int]) -> str:

@@ -11,10 +11,12 @@ import secrets
 import asyncpg
 
 from anarchon_backends.postgres._sql import (
+    LATER_FUNCTION,
     OLDER_VERSIONS,
     SCHEMA_VERSION,
     TABLES,
     in_schema,
+    later_sql,
     migration_sql,
     quoted,
     schema_sql,
@@ -65,6 +67,10 @@ _HAS_META = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
     ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'meta')
 """
+_HAS_FUNCTION = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n
+    ON n.oid = p.pronamespace WHERE n.nspname = $1 AND p.proname = $2)
+"""
 
 
 class Start:
@@ -96,7 +102,7 @@ class Start:
         version = await self._version(connection)
         if version in OLDER_VERSIONS:
             limit.reschedule(asyncio.get_running_loop().time() + _MIGRATING_S)
-        if version is None or version in OLDER_VERSIONS:
+        if version is None or version in OLDER_VERSIONS or await self._lacks(connection):
             await self._make(connection)
         await self._check_schema(connection)
         await self._check_clock(connection, clock)
@@ -187,6 +193,10 @@ class Start:
         self.store_id = row["store_id"]
         return int(row["version"])
 
+    async def _lacks(self, connection: asyncpg.Connection) -> bool:
+        """Whether the schema was made before its version had all that it has now."""
+        return not await connection.fetchval(_HAS_FUNCTION, self._schema, LATER_FUNCTION)
+
     def _grants(self) -> str:
         schema = quoted(self._schema)
         return (
@@ -243,6 +253,8 @@ class Start:
                 SCHEMA_VERSION,
             )
             self._verified.append(f"brought from schema version {version} to {SCHEMA_VERSION}")
+        elif version == SCHEMA_VERSION and await self._lacks(connection):
+            await connection.execute(later_sql(self._schema, NUMBERS))
 
     async def _check_schema(self, connection: asyncpg.Connection) -> None:
         version = await self._version(connection)

@@ -31,7 +31,7 @@ BEAT_TYPES = (
 )
 COMPLETE_TYPES = "text text[] int8[] text[] text[] text[] text[] int8[] text"
 WRITE_TYPES = "text json json json json json bool text"
-REGISTER_TYPES = "text int8 text text int8 text text[] text[] json json json"
+REGISTER_TYPES = "text int8 text text int8 text text[] text[] text[] json json json"
 PRUNE_TYPES = "text text[] int8[] int8[] int8[] bool[] json json int8 int8"
 
 

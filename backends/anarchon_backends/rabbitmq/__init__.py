@@ -345,10 +345,13 @@ class RabbitmqStore:
     # What this instance knows of itself
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Notes all that the instance holds now."""
-        return self._reply(self._own.register(instance, definitions, self._now()))
+        """Notes what the instance holds of these jobs now."""
+        return self._reply(self._own.register(instance, definitions, let_go, self._now()))
 
     async def runs(self, query: port.RunQuery) -> port.Reply[model.RunView]:
         """The runs that this instance won, newest slot first."""

@@ -5,7 +5,7 @@ Imports the port, the rules, the model and the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from anarchon_server.core import claim_only, machine, model
@@ -79,7 +79,7 @@ class Own:
         known = self._registered and self.incarnation == beat.instance.incarnation
         self._instance = replace(beat.instance, seen_at=now.at)
         if beat.leaving:
-            self._let_go(now.at)
+            self._let_go(self._jobs, now.at)
             self._instance, self._registered = None, False
         return known
 
@@ -91,11 +91,15 @@ class Own:
         return known.schedule.since
 
     def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition], now: Moment
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Iterable[str],
+        now: Moment,
     ) -> list[port.Registration]:
-        """Takes over all that the instance holds now, in the place of what it held."""
+        """Takes over what the instance holds of these jobs now."""
         before = {name: job.held for name, job in self._jobs.items()}
-        self._let_go(now.at)
+        self._let_go(let_go, now.at)
         self._instance, self._registered = replace(instance, seen_at=now.at), True
         return [
             self._registered_one(instance, definition, now, was_held=before.get(definition.job))
@@ -131,9 +135,10 @@ class Own:
             definitions_differ=False,
         )
 
-    def _let_go(self, at: int) -> None:
-        for job in self._jobs.values():
-            if job.held:
+    def _let_go(self, names: Iterable[str], at: int) -> None:
+        for name in names:
+            job = self._jobs.get(name)
+            if job is not None and job.held:
                 job.held, job.held_at = False, at
 
     def jobs(

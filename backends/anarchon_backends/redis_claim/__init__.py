@@ -311,12 +311,15 @@ class RedisClaimStore:
     # Registration
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now.
+        """Records what the instance holds of these jobs now.
 
         First it is known who lives, then every job learns what is held of it, and in the end the
-        instance counts as registered: cut off between, it registers again.
+        instance counts as registered. Cut off between, all of it is repeated.
         """
         noted = noted_instance(instance)
         begun = await self._ask_namespace("begin", instance=noted)
@@ -329,11 +332,13 @@ class RedisClaimStore:
                 live=begun["live"],
             )
             jobs = [item["job"] for item in items]
-            said = await self._ask_namespace("finish", instance=noted, jobs=jobs)
+            if let_go:
+                now = moment(int(begun["now_us"]))
+                await self._let_go(instance.incarnation, let_go, now.at)
+            said = await self._ask_namespace(
+                "finish", instance=noted, jobs=jobs, dropped=list(let_go)
+            )
             now = moment(int(said["now_us"]))
-            if dropped := said["dropped"] or ():
-                await self._let_go(instance.incarnation, dropped, now.at)
-                await self._ask_namespace("dropped", instance=noted, jobs=dropped)
         except StoreUnavailable as error:
             raise OutcomeUnknown(f"{error}; a part of the registration was done before") from error
         answers: dict[int, port.Registration] = {}

@@ -283,27 +283,28 @@ class RedisLeaseStore:
         return _of_tokens(parts, told, fences)
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now.
+        """Records what the instance holds of these jobs now.
 
-        In four steps: who lives, and what the instance held besides; its jobs; those that it lets go
-        of; and that it is known from now on. Where one fails the instance is not known, and
-        registers again.
+        In four steps: who lives; the jobs that it holds; those that it lets go of; and that it is
+        known from now on. Where one fails all of them are repeated.
         """
         placed = sorted(enumerate(definitions), key=lambda each: each[1].job)
         items = [definition_item(each) for _, each in placed]
         noted, jobs = noted_instance(instance), sorted({each.job for each in definitions})
         first = await self._calls.of_namespace(_scripts.ENROL, {"instance": noted, "jobs": jobs})
         about_us = {"incarnation": instance.incarnation, "live": list(first["live"] or ())}
-        dropped = list(first["dropped"] or ())
         with _begun():
             parts = await self._calls.of_jobs(_scripts.REGISTER, items, about_us, whole=True)
             replies_of(parts)
-            letting = [{"job": job, "incarnation": instance.incarnation} for job in dropped]
+            letting = [{"job": job, "incarnation": instance.incarnation} for job in let_go]
             if letting:
                 replies_of(await self._calls.of_jobs(_scripts.LET_GO, letting))
-            batch = {"instance": noted, "jobs": jobs, "dropped": dropped}
+            batch = {"instance": noted, "jobs": jobs, "dropped": list(let_go)}
             last = await self._calls.of_namespace(_scripts.ENROLLED, batch)
         answers: dict[int, port.Registration] = {}
         fences: dict[str, int] = {}

@@ -23,7 +23,7 @@ from typing import TypeVar
 from anarchon_backends.sqlite._connection import Call, Connection
 from anarchon_backends.sqlite._file import File, Library
 from anarchon_backends.sqlite._rows import EVER, Rows
-from anarchon_server.core import control, limits, machine, model
+from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 
@@ -116,19 +116,16 @@ class SqliteStore:
         self._connections.append(connection)
         return connection
 
-    async def _act(
-        self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE", more_ms: int = 0
-    ) -> _T:
-        """Carries out one transaction, a little within `op_timeout_ms` and `more_ms`."""
+    async def _act(self, work: Callable[[Rows], _T], begin: str = "BEGIN IMMEDIATE") -> _T:
+        """Carries out one transaction, a little within `op_timeout_ms`."""
         if not self._connections:
             raise StoreUnavailable(f"{self._file}: not open")
         call = self._call(work, begin)
-        limit_ms = self._limit_ms + more_ms
         try:
-            async with asyncio.timeout(limit_ms / 1_000):
+            async with asyncio.timeout(self._limit_ms / 1_000):
                 return await self._connections[0].run(call)
         except TimeoutError:
-            within = f"within {limit_ms} ms"
+            within = f"within {self._limit_ms} ms"
             if call.withdraw():
                 raise StoreUnavailable(f"{self._file}: not begun {within}") from None
             raise OutcomeUnknown(f"{self._file}: not done {within}") from None
@@ -305,9 +302,12 @@ class SqliteStore:
         return await self._act(work)
 
     async def register(
-        self, instance: model.Instance, definitions: Sequence[model.Definition]
+        self,
+        instance: model.Instance,
+        definitions: Sequence[model.Definition],
+        let_go: Sequence[str] = (),
     ) -> port.Reply[port.Registration]:
-        """Records all that the instance holds now."""
+        """Records what the instance holds of these jobs now."""
 
         def work(rows: Rows) -> port.Reply[port.Registration]:
             wanted = [machine.hold_of(instance, each) for each in definitions]
@@ -323,11 +323,11 @@ class SqliteStore:
                 rows.save_job(verdict.job)
                 if verdict.schedule:
                     rows.save_schedule(hold.job, hold.schedule_id, verdict.schedule)
-            rows.replace_holds(instance, wanted, definitions)
+            rows.replace_holds(instance, wanted, definitions, let_go)
             answers = [self._registration(rows, hold) for hold in wanted]
             return self._reply(rows, answers, (hold.job for hold in wanted))
 
-        return await self._act(work, more_ms=len(definitions) * limits.REGISTER_EACH)
+        return await self._act(work)
 
     @staticmethod
     def _registration(rows: Rows, hold: machine.HeldDefinition) -> port.Registration:

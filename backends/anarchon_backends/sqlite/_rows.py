@@ -365,9 +365,10 @@ class Rows:
         instance: model.Instance,
         holds: Sequence[machine.HeldDefinition],
         definitions: Sequence[model.Definition],
+        let_go: Iterable[str],
     ) -> None:
-        """Writes what the instance holds now, instead of what it held before."""
-        self.forget_instance(instance.incarnation, self.now.at)
+        """Writes what the instance holds now of these jobs, instead of what it held of them before."""
+        self._let_go(instance.incarnation, {*(hold.job for hold in holds), *let_go})
         self._put_instance(instance, registered=True)
         self._db.executemany(
             "INSERT OR REPLACE INTO definition VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -401,6 +402,29 @@ class Rows:
             ),
         )
         self._live = None
+
+    def _let_go(self, incarnation: str, jobs: Iterable[str]) -> None:
+        """Deletes what the instance holds of these jobs, and notes that it held that until now."""
+        values = [
+            {
+                "namespace": self._namespace,
+                "incarnation": incarnation,
+                "job": job,
+                "now": self.now.at,
+            }
+            for job in jobs
+        ]
+        self._db.executemany(
+            "UPDATE definition SET held_at = max(held_at, :now)"
+            " WHERE namespace = :namespace AND job = :job AND definition_id IN (SELECT definition_id"
+            " FROM hold WHERE namespace = :namespace AND job = :job AND incarnation = :incarnation)",
+            values,
+        )
+        self._db.executemany(
+            "DELETE FROM hold WHERE namespace = :namespace AND job = :job"
+            " AND incarnation = :incarnation",
+            values,
+        )
 
     def forget_instance(self, incarnation: str, held_until: int) -> None:
         """Deletes the instance with what it holds, and notes until when it held that."""

@@ -165,8 +165,8 @@ class Beating:
         ):  # those are asked again, while trust in their leases goes on running down
             again_at = self._context.now + limits.RETRY_MAX
             self._context.timers.set(("beat_again",), again_at)
-        if not answer.known and call.sent_at >= self._jobs.registered_at:
-            self._jobs.unregistered()
+        if not answer.known:
+            self._jobs.unknown(call.sent_at)
         self._look_at(cargo, answer)
         self._warn_of_twins(answer.twins)
         for request in cargo.confirms:

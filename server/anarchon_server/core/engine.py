@@ -180,7 +180,8 @@ class Engine:
             "prune": self._prune,
             "compare": self._comparing.due,
             **dict.fromkeys(
-                ("lane", "wish", "hand", "release", "result", "quarantine"), _the_pumps_see_it
+                ("lane", "wish", "hand", "register", "release", "result", "quarantine"),
+                _the_pumps_see_it,
             ),
         }
 
@@ -257,6 +258,7 @@ class Engine:
             context.quarantined_until = context.now + self._jobs.longest_lease_ms
             context.timers.set(("quarantine",), context.quarantined_until)
             context.log(Level.ERROR, "store_went_back", quarantine_ms=self._jobs.longest_lease_ms)
+            self._jobs.went_back()
 
     def _prune_in(self, delay_ms: int) -> None:
         self._context.timers.set(("prune",), self._context.now + delay_ms)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from anarchon_server.core import limits
 from anarchon_server.core.context import Context
@@ -45,8 +46,9 @@ class JobState:
 class Jobs:
     """Every job some session offers, by name. The newest Subscribe's spec makes the slots.
 
-    `registered_at` is when the store last answered a registration; `generation` counts the
-    changes to what is offered. `want_sweep` is called when runs wait that were just made.
+    The store is told in parts what is held and what is held no more, so that neither this instance
+    nor the store's others wait for long. `generation` counts the changes to what is offered.
+    `want_sweep` is called when runs wait that were just made.
     """
 
     def __init__(self, context: Context, want_sweep: Callable[[], None] = lambda: None) -> None:
@@ -54,9 +56,16 @@ class Jobs:
         self._want_sweep = want_sweep
         self._states: dict[str, JobState] = {}
         self._gone: dict[str, Job] = {}
-        self._dirty = False
         self._to_plan: set[str] = set()
-        self.registered_at = 0
+        self._to_register: dict[str, None] = {}
+        self._to_let_go: dict[str, None] = {}
+        self._may_be_held: set[str] = set()
+        """Jobs that were sent to be registered, and not surely let go of since."""
+        self._known_since = limits.NEVER
+        """When the store first answered a registration, since it last did not know us."""
+        self._call_wanted = False
+        """The store is to know this instance, though it may have no job."""
+        self._next_part_at = 0
         self.generation = 0
 
     def __iter__(self) -> Iterator[JobState]:
@@ -84,7 +93,9 @@ class Jobs:
             if known is None or known.job.spec != job.spec:
                 self._states[job.name] = JobState(job)
                 self._context.timers.clear(("slot", job.name))
-                self._changed()
+                self._to_register[job.name] = None
+                self._to_let_go.pop(job.name, None)
+                self.generation += 1
         self._take_in_leases()
 
     def forget_unoffered(self) -> None:
@@ -92,23 +103,41 @@ class Jobs:
         for name in [n for n in self._states if not self._context.sessions.offers(n)]:
             self._gone[name] = self._states.pop(name).job
             self._context.timers.clear(("slot", name))
-            self._changed()
+            self._to_register.pop(name, None)
+            if name in self._may_be_held:
+                self._to_let_go[name] = None
+            self.generation += 1
         for name in list(self._gone)[: -limits.JOBS_MAX]:
             del self._gone[name]
         self._take_in_leases()
 
-    def _changed(self) -> None:
-        self._dirty = True
-        self.generation += 1
+    def unregistered(self, name: str) -> None:
+        """The store does not know this job's schedule."""
+        state = self._states.get(name)
+        if state is not None:
+            state.registered = False
+            state.coming = None
+            self._context.timers.clear(("slot", name))
+            self._to_register[name] = None
 
-    def unregistered(self, name: str | None = None) -> None:
-        """The store does not know this job's schedule, or (None) anything of ours."""
-        for state in self._states.values():
-            if name in (None, state.job.name):
-                state.registered = False
-                state.coming = None
-                self._context.timers.clear(("slot", state.job.name))
-        self._dirty = True
+    def unknown(self, asked_at: int) -> None:
+        """The store, asked at `asked_at`, had no record of this instance.
+
+        If it had one when it was asked, it lost all of it: also a part whose answer is still to
+        come, as that may have been written before the loss.
+        """
+        if self._known_since == limits.NEVER:
+            self._call_wanted = True
+        elif asked_at >= self._known_since:
+            self._known_since = limits.NEVER
+            self._call_wanted = True
+            for name in self._states:
+                self.unregistered(name)
+
+    def went_back(self) -> None:
+        """S27a. What was registered of late may be gone, and what was let go of may be back."""
+        self._to_register.update(dict.fromkeys(self._states))
+        self._to_let_go.update(dict.fromkeys(self._gone))
 
     @property
     def heartbeat_ms(self) -> int:
@@ -130,39 +159,61 @@ class Jobs:
     # --- Registration --------------------------------------------------------------------
 
     def pump(self, instance: Callable[[], Instance]) -> None:
-        """Registers what has changed, when it can."""
+        """Tells the store the next part of what has changed, when it can."""
         context = self._context
-        if not self._dirty or context.stopping or not context.clock_usable:
+        if not (self._to_register or self._to_let_go or self._call_wanted):
             return
-        if not context.lanes.free(Lane.REGISTER, context.now):
+        if context.stopping or not context.clock_usable:
             return
-        states = tuple(self._states.values())
-        definitions = tuple(s.job.definition for s in states)
-        self._dirty = False
+        if context.now < self._next_part_at or not context.lanes.free(Lane.REGISTER, context.now):
+            return
+        states = tuple(self._states[name] for name in _taken(self._to_register))
+        let_go = _taken(self._to_let_go)
+        self._may_be_held.update(state.job.name for state in states)
 
-        def replied(_: Call, reply: Reply[Registration]) -> None:
-            self.registered_at = context.now
-            # What is unfinished is looked at now, and from now on as often as these jobs want.
-            context.timers.set(("beat",), context.now)
-            context.timers.set(("compare",), context.now)
+        def replied(call: Call, reply: Reply[Registration]) -> None:
+            self._pause(context.now - call.sent_at)
+            self._known_since = min(self._known_since, context.now)
+            self._call_wanted = False
+            self._may_be_held.difference_update(let_go)
             for state, answer in zip(states, reply.answers, strict=True):
                 if self._states.get(state.job.name) is state:
                     self._registered(state, answer)
+            self._beat_as_often_as_wanted()
 
         def failed(_: bool) -> None:
-            self._dirty = True
+            for name in (*(state.job.name for state in states), *let_go):
+                (self._to_register if name in self._states else self._to_let_go)[name] = None
 
         context.out.append(
             context.lanes.call(
                 Lane.REGISTER,
                 Method.REGISTER,
-                (instance(), definitions),
+                (instance(), tuple(state.job.definition for state in states), let_go),
                 context.now,
                 replied,
                 failed,
-                limits.OP_TIMEOUT + len(definitions) * limits.REGISTER_EACH,
             )
         )
+
+    def _pause(self, took_ms: int) -> None:
+        """Others wait for what a part has locked, and some stores do not queue them: they ask again
+        and again, and have to find a gap.
+        """
+        context = self._context
+        self._next_part_at = context.now + min(took_ms, limits.REGISTER_PAUSE_MAX)
+        context.timers.set(("register",), self._next_part_at)
+
+    def _beat_as_often_as_wanted(self) -> None:
+        """When all parts are through, what is unfinished is looked at; until then that has the
+        time of a heartbeat.
+        """
+        context = self._context
+        if self._to_register:
+            context.timers.bring_forward(("beat",), context.now + self.heartbeat_ms)
+        else:
+            context.timers.set(("beat",), context.now)
+            context.timers.set(("compare",), context.now)
 
     def _registered(self, state: JobState, answer: Registration) -> None:
         if answer.definitions_differ:
@@ -305,3 +356,11 @@ class Jobs:
                 plans.append(plan)
                 listed += len(plan.slots)
         return tuple(plans)
+
+
+def _taken(names: dict[str, None]) -> tuple[str, ...]:
+    """Takes out as many as go with one call, those first that came first."""
+    taken = tuple(islice(names, limits.REGISTER_BATCH))
+    for name in taken:
+        del names[name]
+    return taken

@@ -106,8 +106,8 @@ INSTANCES_NAMED = 10
 
 # Store calls
 OP_TIMEOUT = 2 * SECOND
-REGISTER_EACH = 1
-"""A registration is one call, with so much more time for each job: 12 s for `JOBS_MAX`."""
+REGISTER_BATCH = 250
+REGISTER_PAUSE_MAX = 100  # between parts; as long as the one before took, if that is less
 BEAT_TIMEOUT_LEAST = SECOND
 RETRY_FIRST = 50
 RETRY_MAX = SECOND

@@ -298,7 +298,7 @@ class BeatAnswer:
     """The answers to a heartbeat's parts, each in its order.
 
     `settled` is in the order of `sweep` (None: the store does not know that schedule).
-    `known` is false where the store has no record of the instance: register again.
+    `known` is false where the store has no registration of the instance: register all again.
     `twins` are live instances with this one's label and another incarnation (S32).
     `unheard` are jobs that are on a part of the store that did not answer: what stands here for
     them says nothing, and their renewals are UNKNOWN.
@@ -506,9 +506,14 @@ class Store(Protocol):
         ...
 
     async def register(
-        self, instance: Instance, definitions: Sequence[Definition]
+        self, instance: Instance, definitions: Sequence[Definition], let_go: Sequence[str] = ()
     ) -> Reply[Registration]:
-        """Records all that the instance holds now; replaces what it held before (S28)."""
+        """Records that the instance holds the definitions, in the place of all that it held of
+        their jobs, and holds nothing of the jobs `let_go` any more (S28).
+
+        What else it holds stays. At most `REGISTER_BATCH` of either, and no job in both. A call that
+        failed may have been done for some of its jobs; each is repeated as a whole.
+        """
         ...
 
     async def control(self, acts: Sequence[Control]) -> Reply[ControlAnswer]:

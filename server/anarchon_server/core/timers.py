@@ -38,6 +38,11 @@ class Timers:
             heapq.heapify(self._heap)
             self._count = len(self._heap)
 
+    def bring_forward(self, key: Key, at: int) -> None:
+        """Sets the timer, or moves one that would come later."""
+        if self._at.get(key, at) >= at:
+            self.set(key, at)
+
     def clear(self, key: Key) -> None:
         """Forgets the timer, if there is one."""
         self._at.pop(key, None)

@@ -53,6 +53,50 @@ async def test_an_instance_that_the_store_does_not_know_registers_again(
     assert (answer.settled, answer.unfinished) == ((T0,), ())
 
 
+async def test_s28_what_an_instance_holds_it_says_in_parts(cluster: Cluster, one: Node) -> None:
+    """A part is about its own jobs, may be repeated, and may have nothing in it."""
+    for _ in range(2):
+        await one.register(definition("a"), definition("b"))
+    assert await holders(one) == {"a": ("host:1",), "b": ("host:1",), JOB: ("host:1",)}
+    for _ in range(2):
+        await one.store.register(one.instance, [definition("c")], ["a", "nobody's"])
+    await one.let_go()
+    held = {"a": (), "b": ("host:1",), "c": ("host:1",), JOB: ("host:1",)}
+    assert await holders(one) == held
+    (answer,) = await one.register(definition("b", period=5 * SECOND))
+    assert (answer.current, answer.definitions_differ) == (True, False)
+    assert await holders(one) == held
+    await one.let_go("b", "c", JOB)
+    assert await holders(one) == dict.fromkeys(held, ())
+    assert (await one.beat()).known
+
+
+async def test_s28_a_job_that_was_let_go_was_held_until_then(cluster: Cluster, one: Node) -> None:
+    await one.register(definition("goes"))
+    cluster.advance(10 * DAY)
+    await one.let_go("goes")
+    for names in (["goes", JOB], [JOB]):
+        cluster.advance(14 * DAY)
+        await one.let_go()
+        await one.prune()
+        assert list(await holders(one)) == names
+        cluster.advance(1)
+
+
+async def test_s28_an_instance_that_comes_back_holds_what_it_registers_then(
+    cluster: Cluster, one: Node
+) -> None:
+    await one.register(definition("a"), definition("b"))
+    await one.beat(leaving=True)
+    await one.register(definition("b"))
+    assert await holders(one) == {"a": (), "b": ("host:1",), JOB: ()}
+
+
+async def holders(node: Node) -> dict[str, tuple[str, ...]]:
+    """Which live instances hold each job."""
+    return {view.name: view.instance_ids for view in (await node.store.jobs((), "", 9)).answers}
+
+
 async def test_nothing_unfinished_is_offered_for_a_takeover(cluster: Cluster, one: Node) -> None:
     cluster.advance_to(SLOT)
     await one.win(SLOT)

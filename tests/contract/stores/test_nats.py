@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from anarchon_backends.nats.address import address_of
 from anarchon_backends.nats.connection import Connection
 from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.time import StoreTime
-from anarchon_backends.nats_claim import RETENTION_MS, NatsClaimStore
+from anarchon_backends.nats_claim import RETENTION_MS, NatsClaimStore, _registry
 from anarchon_backends.nats_claim._subjects import Subjects
 from anarchon_server.clock import SystemClock
 from anarchon_server.core.errors import OutcomeUnknown, StoreError, StoreRefused, StoreUnavailable
@@ -1084,7 +1084,7 @@ async def test_definitions_of_many_jobs_are_held_in_parts() -> None:
         await node.register(*(definition(name) for name in names))
         views = (await node.store.jobs([names[0], names[-1]], "", 10)).answers
         assert [view.instance_ids for view in views] == [("host:1",)] * 2
-        await node.register(definition(names[0]))
+        await node.let_go(*names[1:])
         views = (await node.store.jobs([names[0], names[-1]], "", 10)).answers
         assert [view.instance_ids for view in views] == [("host:1",), ()]
 
@@ -1118,6 +1118,55 @@ async def test_a_heartbeat_is_two_round_trips_whether_or_not_the_time_is_fresh(
         first, second = rounds
         assert sorted(first) == sorted(reads)
         assert [each.rsplit(".", 1)[1] for each in second] == ["seen"]
+
+
+async def test_s28_a_registration_that_is_cut_off_takes_nothing_from_other_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is held stands in several records, which are written one after the other."""
+    monkeypatch.setattr(_registry, "_HOLDS_PER_PART", 2)
+    async with cluster_on(nats.fresh_url()) as cluster:
+        node, other = await cluster.node(), await cluster.node()
+        await node.register(*(definition(name) for name in "abcd"))
+        changed = [definition(name, period=5 * SECOND) for name in "adef"]
+        for writes in range(4):
+            with cut_off_after(node, writes), pytest.raises(StoreUnavailable):
+                await node.store.register(node.instance, changed, "c")
+            views = (await other.store.jobs((), "", 9)).answers
+            held = {view.name: view.instance_ids for view in views}
+            assert held["b"] == ("host:1",), f"after {writes} writes"
+        await node.store.register(node.instance, changed, "c")
+        views = (await other.store.jobs((), "", 9)).answers
+        assert {view.name: view.instance_ids for view in views} == {
+            "a": ("host:1",),
+            "b": ("host:1",),
+            "c": (),
+            "d": ("host:1",),
+            "e": ("host:1",),
+            "f": ("host:1",),
+        }
+        assert not any(view.definitions_differ for view in views)
+
+
+@contextmanager
+def cut_off_after(node: Node, writes: int) -> Iterator[None]:
+    """The store is away for the registry once it has written so much about the instance."""
+    assert isinstance(node.store, NatsClaimStore)
+    registry = node.store._registry
+    put, left = registry._put, writes
+
+    async def cut_off(*given: Any) -> None:
+        nonlocal left
+        if not left:
+            raise StoreUnavailable("cut off")
+        left -= 1
+        await put(*given)
+
+    registry._put = cut_off  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        registry._put = put  # type: ignore[method-assign]
 
 
 async def test_s30_definitions_and_instances_that_are_long_gone_go(one_node: Node) -> None:

@@ -1316,12 +1316,45 @@ async def test_s28_what_an_instance_held_goes_when_the_jobs_know_it(cluster: Clu
     first, second = await cluster.nodes_of(2)
     holds = f"{subjects_of(first)._of('holds')}.>"
     assert len(await kept(first, holds)) == 2
-    await first.register(definition(), definition("more"))
-    assert len(await kept(first, holds)) == 3, "others may be reading the generation before"
-    await first.register(definition(), definition("more"))
+    await first.register(definition("more"))
+    assert len(await kept(first, holds)) == 2, "of the generation before nothing was let go"
+    await first.let_go("more")
+    assert len(await kept(first, holds)) == 3
+    await first.let_go("more")
     assert len(await kept(first, holds)) == 3, "the same again is no generation of its own"
     await second.prune()
     assert len(await kept(first, holds)) == 2
+
+
+async def test_s28_a_generation_that_was_outgrown_and_left_behind_goes_without_a_job_being_read(
+    cluster: Cluster,
+) -> None:
+    first, second = await cluster.nodes_of(2)
+    holds = f"{subjects_of(first)._of('holds')}.>"
+    members = store_of(first)._members
+
+    async def crashes(*_: object) -> None:
+        crash()
+
+    remove, members.delete_holds = members.delete_holds, crashes  # type: ignore[assignment, method-assign]
+    with pytest.raises(Crash):
+        await first.register(definition("more"))
+    members.delete_holds = remove  # type: ignore[method-assign]
+    await first.register(definition("more"))
+    assert len(await kept(first, holds)) == 3
+    before = await truth(first)
+    cluster.advance(DAY)
+    await second.beat()
+    await second.prune()
+    assert len(await kept(first, holds)) == 2
+    assert await truth(first) == before, "its jobs are held on"
+    (view,) = (await second.store.jobs(["more"], "", 9)).answers
+    assert view.instance_ids == ()
+
+
+async def test_s28_a_generation_held_by_one_that_left_goes(cluster: Cluster) -> None:
+    first, second = await cluster.nodes_of(2)
+    holds = f"{subjects_of(first)._of('holds')}.>"
     await second.beat(leaving=True)
     assert [each.instance_id for each in (await first.store.instances()).answers] == ["host:1"]
     await first.prune()
@@ -1377,6 +1410,7 @@ async def test_s28_a_definition_registered_anew_while_it_is_pruned_keeps_its_spe
     """Its spec is removed by revision: the one that was written meanwhile stays."""
     first, second = await cluster.nodes_of(2)
     await second.register(definition("stays"))
+    await second.let_go(JOB)
     old = definition(labels=(("v", "old"),))
     await first.register(old)
     await first.register(definition())
@@ -1405,6 +1439,7 @@ async def test_s28_a_definition_held_anew_while_it_is_about_to_be_dropped_stays(
     """Whoever prunes has read who holds what before, and reads the job after it was registered."""
     first, second = await cluster.nodes_of(2)
     await second.register(definition("stays"))
+    await second.let_go(JOB)
     old = definition(labels=(("v", "old"),))
     await first.register(old)
     await first.register(definition())
@@ -1428,6 +1463,7 @@ async def test_s28_a_job_that_is_forgotten_leaves_its_floor_and_fence_alone(
 ) -> None:
     first, second = await cluster.nodes_of(2)
     await second.register(definition("stays"))
+    await second.let_go(JOB)
     cluster.advance_to(SLOT)
     await first.complete(await first.win(SLOT))
     await first.beat(leaving=True)

@@ -21,6 +21,7 @@ from anarchon_backends.postgres import PostgresStore, open_store
 from anarchon_backends.postgres._connection import Session
 from anarchon_backends.postgres._sql import SCHEMA_VERSION, schema_sql
 from anarchon_backends.postgres._start import NUMBERS
+from anarchon_backends.postgres._values import REGISTER_TYPES
 from anarchon_server.core.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from anarchon_server.core.model import (
     CatchUpPolicy,
@@ -1314,8 +1315,27 @@ async def test_what_sessions_cannot_set_behind_a_pooler_is_refused(
         await opened(postgres.with_options(as_role(url, role), pooler="transaction"))
 
 
-async def test_s28_a_registration_has_more_time_for_each_job(cluster: Cluster) -> None:
-    """It is one step, which takes longer here than a call may."""
-    node = await cluster.node(op_timeout_ms=500)
-    wanted = [definition(f"job-{n:04}") for n in range(5_000)]
-    assert len(await node.register(*wanted)) == len(wanted)
+async def test_s28_a_part_of_a_registration_reads_nothing_of_what_else_is_held(
+    cluster: Cluster,
+) -> None:
+    """Also by a plan that was made while nothing was held."""
+    node = await cluster.node()
+    schema = schema_of(cluster.database.url)
+    connection = await asyncpg.connect(cluster.database.url.partition("?")[0])
+    types = ", ".join(f"${n}::{each}" for n, each in enumerate(REGISTER_TYPES.split(), 1))
+    sql = f"SELECT {schema}.register_part_{SCHEMA_VERSION}({types})"
+    about_us = ("default", cluster.now, node.instance.incarnation, "host:1", LEASE, "{}")
+    part: tuple[Any, ...] = (*about_us, ["job-1", "job-2"], [], [], "[]", "[]", "[]")
+    read = f"""
+        SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+        WHERE indrelid = '{schema}.hold'::regclass"""
+    try:
+        await connection.fetchval(sql, *part)
+        await node.register(*(definition(f"job-{n}") for n in range(200)))
+        async with connection.transaction():
+            await connection.fetchval(sql, *part)
+            assert await connection.fetchval(read) <= 10
+    finally:
+        await connection.close()
+    views = (await node.store.jobs(["job-1", "job-3"], "", 9)).answers
+    assert [view.instance_ids for view in views] == [(), ("host:1",)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,19 @@ import asyncpg
 import pytest
 
 from anarchon_backends.postgres import _connection, _sql, _start, open_store
+from anarchon_backends.postgres._values import definition_row
 from anarchon_server.core.errors import StoreRefused, StoreUnavailable
-from anarchon_server.core.model import AttemptCause, OverlapPolicy, Reason, RunState
+from anarchon_server.core.machine import hold_of
+from anarchon_server.core.model import (
+    AttemptCause,
+    Definition,
+    Instance,
+    OverlapPolicy,
+    Reason,
+    RunState,
+)
 from anarchon_server.core.store import ClaimOutcome, OpenOptions, Store, StoreReport
-from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node
+from tests.contract.harness import PERIOD, T0, Cluster, FakeClock, Node, definition
 from tests.servers import postgres
 
 HERE = Path(__file__).parent
@@ -355,3 +364,69 @@ async def test_who_may_not_change_the_tables_says_who_may_and_then_goes_on_as_be
         assert not brought(await opened(theirs))
     finally:
         await asked(url, f"DROP OWNED BY {role}", f"DROP ROLE {role}", "SELECT 1")
+
+
+# Sidecars of the present version, from before registration in parts, beside it
+
+
+async def test_a_schema_of_this_version_that_lacks_what_came_later_gets_it_once() -> None:
+    url = postgres.new_schema()
+    await opened(url)
+    whole = await what_there_is(url)
+    await asked(url, f"DROP FUNCTION {schema_of(url)}.{_sql.LATER_FUNCTION}", "SELECT 1")
+    reports = await asyncio.gather(*(opened(url) for _ in range(5)))
+    assert not any(map(brought, reports))
+    assert await what_there_is(url) == whole
+
+
+async def test_s28_a_sidecar_from_before_registration_in_parts_goes_on_registering_all_at_once() -> (
+    None
+):
+    url = postgres.new_schema()
+    cluster = Cluster(_Database(url))
+    async with cluster.stack:
+        (node,) = await cluster.nodes_of(1)
+        await node.register(definition("new"))
+        wanted = [definition(), definition("old")]
+        await registered_whole(url, cluster.now, wanted)
+        assert await holders(node) == {
+            "job": ("host:1", "old:1"),
+            "new": ("host:1",),
+            "old": ("old:1",),
+        }
+        await node.let_go("job")
+        await node.register(definition("old"))
+        await registered_whole(url, cluster.now, wanted[:1])
+        assert await holders(node) == {"job": ("old:1",), "new": ("host:1",), "old": ("host:1",)}
+
+
+async def registered_whole(url: str, now: int, definitions: Sequence[Definition]) -> None:
+    """As such a sidecar registers: all that it holds, with what of it is new to the store."""
+    instance = Instance("old:1", "inc-old", lease_ms=30_000, seen_at=now)
+    rows = [
+        definition_row(hold_of(instance, each), each) | {"held_at": now} for each in definitions
+    ]
+    jobs, ids = [each.job for each in definitions], [each.definition_id for each in definitions]
+    types = "text int8 text text int8 text text[] text[] json json json"
+    given = ", ".join(f"${n}::{each}" for n, each in enumerate(types.split(), 1))
+    function = f"{schema_of(url)}.register_write_{_sql.SCHEMA_VERSION}"
+    connection = await asyncpg.connect(url.partition("?")[0])
+    try:
+        await connection.fetchval(
+            f"SELECT {function}({given})",
+            *("default", now, instance.incarnation, instance.instance_id, instance.lease_ms),
+            *(instance.to_json(), jobs, ids, "[]", "[]", json.dumps(rows)),
+        )
+        names = ", ".join(f"'{job}'" for job in jobs)
+        await connection.execute(
+            f"INSERT INTO {schema_of(url)}.job (namespace, job, definition_id, schedule_id)"
+            f" SELECT namespace, job, definition_id, schedule_id FROM {schema_of(url)}.definition"
+            f" WHERE job IN ({names}) ON CONFLICT DO NOTHING"
+        )
+    finally:
+        await connection.close()
+
+
+async def holders(node: Node) -> dict[str, tuple[str, ...]]:
+    """Which live instances hold each job."""
+    return {view.name: view.instance_ids for view in (await node.store.jobs((), "", 9)).answers}

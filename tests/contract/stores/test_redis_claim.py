@@ -963,8 +963,8 @@ async def test_what_somebody_spoilt_of_a_job_is_said_when_it_is_registered() -> 
 async def test_s28_jobs_that_an_instance_no_longer_holds_are_let_go_of() -> None:
     async with cluster_on(redis.fresh_url("redis", "script")) as cluster:
         first, second = await cluster.nodes_of(2)
-        await first.register(definition(), definition("other"))
         await first.register(definition("other"))
+        await first.let_go(JOB)
         (view,) = (await first.store.jobs([JOB], "", 1)).answers
         assert view.instance_ids == ("host:2",)
         await second.beat(leaving=True)

@@ -798,10 +798,3 @@ async def test_a_store_that_is_closed_leaves_no_warning_and_no_thread(tmp_path: 
     del store, watch
     await threads_to_end()
     assert not [each for each in threading.enumerate() if CONNECTION in each.name]
-
-
-async def test_s28_a_registration_has_more_time_for_each_job(cluster: Cluster) -> None:
-    """It is one step, which takes longer here than a call may."""
-    node = await cluster.node(op_timeout_ms=100)
-    wanted = [definition(f"job-{n:04}") for n in range(4_000)]
-    assert len(await node.register(*wanted)) == len(wanted)

@@ -133,19 +133,15 @@ function acts.begin()
   return { live = live }
 end
 
--- A registration is through: the instance holds these jobs. Of those before, `dropped` are still
--- to be let go of, and then to be said so.
+-- A registration is through: the instance holds these jobs, and has let go of those `dropped`.
 function acts.finish()
-  local given, stays, indexed, dropped = request.instance, {}, {}, {}
+  local given, indexed = request.instance, {}
   for _, job in ipairs(request.jobs) do
-    stays[job] = true
     indexed[#indexed + 1], indexed[#indexed + 2] = 0, job
   end
-  for _, job in ipairs(redis.call('SMEMBERS', jobs_of(given.incarnation))) do
-    if not stays[job] then
-      dropped[#dropped + 1] = job
-    end
-  end
+  in_parts(request.dropped, function(...)
+    redis.call('SREM', jobs_of(given.incarnation), ...)
+  end)
   in_parts(request.jobs, function(...)
     redis.call('SADD', jobs_of(given.incarnation), ...)
   end)
@@ -153,13 +149,6 @@ function acts.finish()
     redis.call('ZADD', NS .. ':jobs', ...)
   end)
   put(given, true)
-  return { dropped = dropped }
-end
-
-function acts.dropped()
-  in_parts(request.jobs, function(...)
-    redis.call('SREM', jobs_of(request.instance.incarnation), ...)
-  end)
   return {}
 end
 

@@ -1,4 +1,5 @@
--- The last step of a registration (S28): the instance is known, and its jobs are listed.
+-- The last step of a registration (S28): the instance is known, its jobs are listed, and those that
+-- it has let go of are its own no more.
 --
 -- A job is listed after it was registered, and its list is what pruning goes through: see there.
 

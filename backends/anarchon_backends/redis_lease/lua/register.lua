@@ -1,5 +1,5 @@
 -- What an instance holds of jobs now (S28, `machine.judge_registration`), between the steps in
--- `enrol.lua` and `enrolled.lua`. Each batch has all that it holds of its jobs.
+-- `enrol.lua` and `enrolled.lua`. Each batch has all that it holds of those jobs.
 --
 -- `batch.live` says which instances lived at the first step. One that came to life or was lost since
 -- then is taken as it was: as if this registration had been done then, whole.

@@ -460,6 +460,15 @@ def test_s28_a_job_the_store_does_not_know_any_more_is_registered_again() -> Non
     assert client.assigned[0].slot == START + 10_000
 
 
+def test_s28_that_the_store_does_not_know_a_job_that_is_gone_here_too_matters_to_nobody() -> None:
+    world, sidecar, client = lone(lasts_ms=1)
+    due(world, sidecar)
+    client.close()
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.UNREGISTERED))
+    world.run_until(60_000)
+    assert len(sidecar.called(Method.REGISTER)) == 3, "nothing, the job, and that it was let go"
+
+
 # --- Takeover ----------------------------------------------------------------------------
 
 
@@ -741,7 +750,7 @@ def test_s27a_after_the_store_went_back_expired_runs_wait_and_freed_ones_do_not(
     token = next(a.token for a in client.running.values() if a.job == "freed")
     sidecar.world.database.store_id = "another"
     client.complete(token, stopped=CancelReason.SHUTDOWN)
-    sidecar.settle()
+    sidecar.answer(Method.COMPLETE)
     sidecar.die()
     world.run_until(12_500)
     assert other.sidecar.logged("store_went_back")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anarchon_server.core import limits
 from anarchon_server.core.limits import (
     CATCH_UP_LIMIT,
     DAY,
@@ -17,7 +18,6 @@ from anarchon_server.core.limits import (
 from anarchon_server.core.messages import CallStore, Method, Suspended, Woken
 from anarchon_server.core.model import (
     CronSchedule,
-    Definition,
     EverySchedule,
     JobSpec,
     OverlapPolicy,
@@ -25,7 +25,7 @@ from anarchon_server.core.model import (
 from anarchon_server.core.slots import Cron, Every
 from anarchon_server.core.slots.cron import HORIZON_S
 from anarchon_server.core.store import BeatAnswer, Plan, PlanAnswer
-from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every
+from tests.unit.server.core.driver import START, FakeClient, Sidecar, World, current, every, ran
 
 HORIZON_MS = HORIZON_S * 1_000
 """The end of 2199: there are no cron slots later."""
@@ -38,11 +38,26 @@ def lone(*specs: JobSpec, **options: Any) -> tuple[World, Sidecar, FakeClient]:
     return world, sidecar, sidecar.ready_client(*specs, **options)
 
 
+def registrations(sidecar: Sidecar) -> list[tuple[list[str], list[str]]]:
+    """The jobs of each registration, and those that were let go of with it."""
+    calls = [c for c in sidecar.said if isinstance(c, CallStore) and c.method is Method.REGISTER]
+    return [([each.job for each in c.arguments[1]], list(c.arguments[2])) for c in calls]
+
+
 def registered(sidecar: Sidecar) -> list[list[str]]:
     """The jobs of each registration."""
-    calls = [c for c in sidecar.said if isinstance(c, CallStore) and c.method is Method.REGISTER]
-    found: list[tuple[Definition, ...]] = [call.arguments[1] for call in calls]
-    return [[definition.job for definition in definitions] for definitions in found]
+    return [jobs for jobs, _ in registrations(sidecar)]
+
+
+def held(world: World) -> dict[str, tuple[str, ...]]:
+    """Who holds each job, as the store shows it."""
+    return {view.name: view.instance_ids for view in ran(world.store.jobs((), "", 10_000)).answers}
+
+
+@pytest.fixture
+def parts_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than two jobs go with one call."""
+    monkeypatch.setattr(limits, "REGISTER_BATCH", 2)
 
 
 # --- Registration ------------------------------------------------------------------------
@@ -67,7 +82,8 @@ def test_s28_a_client_that_leaves_takes_its_jobs_out_of_the_registration() -> No
     sidecar.client(every(name="b"), name="second")
     client.close()
     world.run_until(11_000)
-    assert registered(sidecar)[-1] == ["b"]
+    assert registrations(sidecar) == [([], []), (["a", "b"], []), ([], ["a"])]
+    assert held(world) == {"a": (), "b": ("a",)}
     assert all(claim.job == "b" for claim in sidecar.claims)
 
 
@@ -116,11 +132,202 @@ def test_s28_differing_definitions_are_reported() -> None:
     assert [line.fields for line in other.logged("definitions_differ")] == [{"job": "sync"}]
 
 
-def test_s28_a_registration_has_more_time_for_each_job() -> None:
-    """It is one call: 10,000 jobs would never be done within the time of a claim."""
-    _, sidecar, _ = lone(*(every(name=f"job-{n}") for n in range(500)))
+def test_s28_many_jobs_are_registered_in_parts_each_within_the_time_of_a_call() -> None:
+    most = limits.REGISTER_BATCH
+    names = [f"job-{n:04}" for n in range(2 * most + 1)]
+    world, sidecar, client = lone(*(every(name=name) for name in names))
     calls = [c for c in sidecar.said if isinstance(c, CallStore) and c.method is Method.REGISTER]
-    assert {len(call.arguments[1]): call.timeout_ms for call in calls} == {0: 2_000, 500: 2_500}
+    assert {call.timeout_ms for call in calls} == {limits.OP_TIMEOUT}
+    assert [len(jobs) for jobs in registered(sidecar)] == [0, most, most, 1]
+    assert held(world) == dict.fromkeys(names, ("a",))
+    client.close()
+    sidecar.settle()
+    assert [len(gone) for _, gone in registrations(sidecar)[4:]] == [most, most, 1]
+    assert held(world) == dict.fromkeys(names, ())
+
+
+def test_s28_a_job_that_comes_is_registered_alone_and_one_that_changes_too() -> None:
+    world, sidecar, client = lone(every(name="a"), every(name="b"))
+    client.subscribe(specs=(every(name="a"), every(20_000, name="b"), every(name="c")))
+    client.keep_alive()
+    world.run_until(30_000)
+    assert registrations(sidecar)[2:] == [(["b", "c"], [])]
+    assert held(world) == dict.fromkeys("abc", ("a",))
+
+
+@pytest.mark.usefixtures("parts_of_two")
+def test_s28_what_is_registered_is_claimed_while_other_parts_are_on_their_way() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    client = sidecar.client(*(every(name=name) for name in "abc"), max_concurrency=3)
+    sidecar.answer(Method.REGISTER)
+    assert registered(sidecar)[1:] == [["a", "b"], ["c"]]
+    world.now = 10_000
+    client.keep_alive()
+    sidecar.tick()
+    assert sidecar.waits(Method.REGISTER), "it is answered when it is answered"
+    sidecar.answer(Method.CLAIM)
+    assert sorted(each.job for each in client.assigned) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("parts_of_two")
+@pytest.mark.parametrize(("took_ms", "pause_ms"), [(80, 80), (400, limits.REGISTER_PAUSE_MAX)])
+def test_s28_between_two_parts_others_have_their_turn(took_ms: int, pause_ms: int) -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    sidecar.client(*(every(name=name) for name in "abc"))
+    world.now += took_ms
+    sidecar.answer(Method.REGISTER)
+    sidecar.settle()
+    world.now += pause_ms - 1
+    sidecar.tick()
+    assert not sidecar.waits(Method.REGISTER)
+    world.now += 1
+    sidecar.tick()
+    assert sidecar.waits(Method.REGISTER)
+    assert registered(sidecar)[1:] == [["a", "b"], ["c"]]
+
+
+@pytest.mark.usefixtures("parts_of_two")
+def test_s28_a_part_that_fails_is_repeated_after_the_others() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    sidecar.client(*(every(name=name) for name in "abcd"))
+    sidecar.fail(Method.REGISTER, unknown=True)
+    world.run_until(1_000)
+    assert registered(sidecar)[1:] == [["a", "b"], ["c", "d"], ["a", "b"]]
+    assert held(world) == dict.fromkeys("abcd", ("a",))
+
+
+def test_s28_a_job_that_goes_while_its_registration_is_on_its_way_is_let_go() -> None:
+    for unknown in (None, True):
+        world = World()
+        sidecar = Sidecar(world)
+        sidecar.tick()
+        sidecar.settle()
+        client = sidecar.client(every(name="a"))
+        call = sidecar.pending(Method.REGISTER)
+        client.close()
+        done = sidecar.execute(call)
+        if unknown is None:
+            sidecar.reply(call, done)
+        else:
+            sidecar.fail(Method.REGISTER, unknown=unknown)
+        world.run_until(1_000)
+        assert registrations(sidecar)[1:] == [(["a"], []), ([], ["a"])]
+        assert held(world) == {"a": ()}
+
+
+def test_s28_a_job_that_is_offered_again_while_it_is_let_go_is_registered_again() -> None:
+    for unknown in (None, True):
+        world, sidecar, client = lone(every(name="a"))
+        client.close()
+        call = sidecar.pending(Method.REGISTER)
+        sidecar.client(every(name="a"), name="again")
+        done = sidecar.execute(call)
+        if unknown is None:
+            sidecar.reply(call, done)
+        else:
+            sidecar.fail(Method.REGISTER, unknown=unknown)
+        world.run_until(1_000)
+        assert registrations(sidecar)[2:] == [([], ["a"]), (["a"], [])]
+        assert held(world) == {"a": ("a",)}
+
+
+def test_s28_what_the_store_may_still_hold_of_this_instance_is_let_go_until_it_surely_was() -> None:
+    world, sidecar, client = lone(every(name="a"))
+    client.close()
+    sidecar.fail(Method.REGISTER)
+    world.run_until(1_000)
+    assert registrations(sidecar)[2:] == [([], ["a"])] * 2
+    assert held(world) == {"a": ()}
+
+
+def test_s28_a_job_that_went_before_it_was_registered_is_nothing_to_tell() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.answer(Method.BEAT)
+    assert registered(sidecar) == [[]]
+    client = sidecar.client(every(name="a"))
+    client.close()
+    world.run_until(1_000)
+    assert registrations(sidecar) == [([], [])]
+    assert held(world) == {}
+
+
+def test_s28_a_job_that_is_offered_again_before_it_was_let_go_stays_held() -> None:
+    world, sidecar, client = lone(every(name="a"))
+    sidecar.client(every(name="b"), name="other")
+    client.close()
+    sidecar.client(every(name="a"), name="again")
+    world.run_until(1_000)
+    assert registrations(sidecar)[2:] == [(["b"], []), (["a"], [])]
+    assert held(world) == {"a": ("a",), "b": ("a",)}
+
+
+@pytest.mark.usefixtures("parts_of_two")
+def test_s28_a_store_that_lost_an_instance_between_its_parts_has_all_of_them_again() -> None:
+    """Also the part that was on its way, which it may have taken in before it lost all."""
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    sidecar.client(*(every(name=name) for name in "abcd"))
+    sidecar.answer(Method.REGISTER)
+    world.now = 1
+    late = sidecar.execute(sidecar.pending(Method.REGISTER))
+    world.restore()
+    world.database.store_id = "database"
+    sidecar.feed(Woken())
+    sidecar.answer(Method.BEAT)
+    sidecar.reply(sidecar.pending(Method.REGISTER), late)
+    world.run_until(5_000)
+    assert registered(sidecar)[1:] == [["a", "b"], ["c", "d"], ["a", "b"], ["c", "d"]]
+    assert held(world) == dict.fromkeys("abcd", ("a",))
+
+
+def test_s27a_when_the_store_went_back_it_is_told_anew_what_is_held_and_what_is_not() -> None:
+    """And what is known to it is claimed meanwhile."""
+    world, sidecar, client = lone(every(name="a"), every(name="b"), lasts_ms=1)
+    client.subscribe(specs=(every(name="b"),))
+    client.keep_alive()
+    sidecar.settle()
+    earlier = lone(every(name="a"), every(name="b"))[0]
+    assert held(earlier) == {"a": ("a",), "b": ("a",)}
+    world.database, world.store = earlier.database, earlier.store
+    world.database.store_id = "restored"
+    world.run_until(5_000)
+    assert sidecar.logged("store_went_back")
+    assert registrations(sidecar)[-1] == (["b"], ["a"])
+    assert held(world) == {"a": (), "b": ("a",)}
+    assert [state.registered for state in sidecar.engine._jobs] == [True]
+
+
+@pytest.mark.usefixtures("parts_of_two")
+def test_s15_leases_of_the_first_part_are_renewed_in_time_though_others_hang() -> None:
+    world = World()
+    sidecar = Sidecar(world)
+    world.run_until(100)  # the first beat is out: the next would come in 5 s
+    client = sidecar.client(*(every(1_000, name=name, lease_ms=3_000) for name in "abc"))
+    sidecar.answer(Method.REGISTER)
+    hanging = sidecar.pending(Method.REGISTER)
+    while world.now < 5_900:
+        for call in [c for c in sidecar.calls.values() if c is not hanging]:
+            sidecar.reply(call, sidecar.execute(call))
+        world.now += 50
+        client.play()
+        sidecar.tick()
+    assert sidecar.waits(Method.REGISTER)
+    slots = [(each.job, each.slot - START) for each in client.running.values()]
+    assert sorted(slots) == [("a", 1_000), ("b", 1_000)]
+    assert client.cancelled == []
 
 
 def test_s28_a_registration_that_fails_is_repeated() -> None:
@@ -187,7 +394,7 @@ def test_s28_a_schedule_the_store_has_lost_is_registered_again() -> None:
     (parts,) = answer.answers
     assert isinstance(parts, BeatAnswer)
     sidecar.reply(beat, replace(answer, answers=(replace(parts, settled=(None, START)),)))
-    assert registered(sidecar)[-1] == ["sync", "other"]
+    assert registered(sidecar)[-1] == ["sync"]
     assert [state.registered for state in sidecar.engine._jobs] == [False, True]
     sidecar.settle()
     world.run_until(11_000)

@@ -24,6 +24,15 @@ def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_set() -> None
     assert list(timers.pop_due(10)) == [("b",), ("a",), ("c",)]
 
 
+def test_a_timer_is_brought_forward_and_never_put_off() -> None:
+    timers = Timers()
+    for at in (30, 20, 25):
+        timers.bring_forward(("beat",), at)
+    assert list(timers.pop_due(19)) == []
+    assert list(timers.pop_due(20)) == [("beat",)]
+    assert timers.next_at is None
+
+
 def test_timers_that_were_cleared_do_not_pile_up() -> None:
     timers = Timers()
     for number in range(10_000):
