@@ -41,7 +41,7 @@ _RETENTION = re.compile(r"([1-9]\d{0,6})([smhd])")
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RETENTION_LEAST_MS = 15 * 60_000
 _RETENTION_MOST_MS = 366 * 86_400_000
-LOOKED_MAX = 1_000  # runs read for one page, where few of them are wanted ...
+LOOKED_MAX = 500  # runs read for one page, where few of them are wanted ...
 _CHUNK = 64  # ... and at once
 _PER_CALL = 1_000  # items for which a call has its usual time; more have more
 

@@ -20,6 +20,7 @@ from anarchon_server.core import control, machine, model
 from anarchon_server.core import store as port
 
 _CHUNK = 64  # runs looked at together
+_LISTED_MAX = 200_000  # slots of histories that are remembered
 LOOKED_MAX = 1_024  # runs looked at for one page, where few of them are wanted
 
 
@@ -39,6 +40,7 @@ class Reader:
         self._history = history
         self._jobs = jobs
         self._members = members
+        self._listed: dict[str, tuple[int, list[int]]] = {}  # job -> its revision, slots
 
     async def job_names(self, call: Call) -> list[str]:
         """All jobs that were ever registered, by name."""
@@ -84,6 +86,7 @@ class Reader:
         A job's history is listed when nothing newer is left: where many jobs have long ones, a page
         needs few of them. Until then its newest slot stands for it, behind a mark.
         """
+        of_job = {each.state.job: each for each in sittings}
         here = {(slot, each.state.job) for each in sittings for slot in each.state.runs}
         left = [(*key, False) for key in here]
         if not query.states or any(state.final for state in query.states):
@@ -97,9 +100,15 @@ class Reader:
             while left and left[-1][2] and len(unlisted) < _CHUNK:
                 unlisted.append(left.pop()[1])
             if unlisted:
-                listed = await call.each(lambda job: self._history.slots(job, call), unlisted)
-                found = {(slot, job) for keys in listed for job, slot in keys} - here
-                left += [(*key, False) for key in found]
+                some_of = [of_job[job] for job in unlisted]
+                listed = await call.each(lambda sitting: self._slots(sitting, call), some_of)
+                found = {
+                    (slot, job)
+                    for job, slots in zip(unlisted, listed, strict=True)
+                    for slot in slots
+                    if _within((slot, job), query)
+                }
+                left += [(*key, False) for key in found - here]
                 left.sort()
                 continue
             key = left.pop()[:2]
@@ -109,6 +118,21 @@ class Reader:
                 yield some
                 some = []
         yield some
+
+    async def _slots(self, sitting: Sitting, call: Call) -> list[int]:
+        """The slots of the job's history, listed anew only where the job was written since.
+
+        Whatever moves there is written there first, and then the job without it.
+        """
+        job = sitting.state.job
+        revision, slots = self._listed.pop(job, (-1, list[int]()))
+        if revision != sitting.revision:
+            found = await self._history.slots(job, call, as_of=sitting.revision)
+            slots = [slot for _, slot in found]
+        self._listed[job] = sitting.revision, slots
+        while sum(len(each) for _, each in self._listed.values()) > _LISTED_MAX:
+            del self._listed[next(iter(self._listed))]
+        return slots
 
     async def _view(
         self, key: tuple[int, str], of_job: dict[str, Sitting], query: port.RunQuery, call: Call

@@ -19,7 +19,7 @@ import pytest
 
 from anarchon_backends.nats.jetstream import JetStream
 from anarchon_backends.nats.streams import SCHEMA as SCHEMA_KEY
-from anarchon_backends.nats_lease import SCHEMA, NatsLeaseStore, _jobs
+from anarchon_backends.nats_lease import SCHEMA, NatsLeaseStore, _jobs, _reading
 from anarchon_backends.nats_lease._judging import UNFINISHED_MAX
 from anarchon_backends.nats_lease._state import LAYOUT, state_from
 from anarchon_backends.nats_lease._subjects import Subjects
@@ -464,25 +464,57 @@ async def test_s30_a_page_of_many_jobs_lists_the_history_of_few(cluster: Cluster
             if each.run is not None
         ]
         await node.store.complete(results)
-    listed = 0
-    jetstream, info = jetstream_of(node), jetstream_of(node).info
-
-    async def counted(stream: str, until: float, asked: Any = None) -> dict[str, Any]:
-        nonlocal listed
-        listed += ".run." in str(asked)
-        return await info(stream, until, asked)
-
-    jetstream.info = counted  # type: ignore[method-assign]
+    listings = count_listings(node)
     whole: list[tuple[int, str]] = []
     after = None
     while page := await node.history(limit=50, after=after):
         whole += [(each.run.slot, each.run.job) for each in page]
         after = whole[-1]
         if len(whole) == 250:
-            assert 50 <= listed <= 128, "of 200; four pages of these come from the jobs themselves"
+            assert 50 <= len(listings) <= 128, (
+                "of 200; four pages of these come from the jobs themselves"
+            )
     assert whole == sorted(
         ((T0 + n * PERIOD, job) for n in (1, 2, 3) for job in jobs), reverse=True
     )
+
+
+def count_listings(node: Node) -> list[str]:
+    """Grows by what is asked, whenever the node has a job's history listed."""
+    jetstream, info, listings = jetstream_of(node), jetstream_of(node).info, list[str]()
+
+    async def counted(stream: str, until: float, asked: Any = None) -> dict[str, Any]:
+        if ".run." in str(asked):
+            listings.append(str(asked))
+        return await info(stream, until, asked)
+
+    jetstream.info = counted  # type: ignore[method-assign]
+    return listings
+
+
+async def test_s30_a_history_is_listed_anew_only_where_its_job_was_written_since(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, other = await cluster.nodes_of(2)
+    for each in (node, other):
+        await each.register(definition("a"), definition("b"))
+    slots = [T0 + n * PERIOD for n in range(1, 5)]
+    for slot in slots:
+        cluster.advance_to(slot)
+        for job in ("a", "b"):
+            await other.complete(await other.win(slot, job=job))
+    listings = count_listings(node)
+    everything, _ = await node.paged(limit=2)
+    assert len(everything) == 2 * len(slots)
+    assert len(listings) == 2, "one of each job, though there were four pages of their histories"
+    for n in (5, 6):
+        cluster.advance_to(T0 + n * PERIOD)
+        await other.complete(await other.win(cluster.now, job="a"))
+    later, _ = await node.paged(limit=2)
+    assert later == [("a", 60), ("a", 50), *everything]
+    assert len(listings) == 3, "that of the job which was written"
+    monkeypatch.setattr(_reading, "_LISTED_MAX", 0)
+    assert (await node.paged(limit=2))[0] == later
 
 
 async def test_s10_a_slot_above_settled_whose_run_is_in_the_history_alone_is_never_won_again(
