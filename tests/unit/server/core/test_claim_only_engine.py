@@ -866,7 +866,7 @@ CLAIM = Capabilities("redis:script", leases=False, overlap=CLAIM_ONLY_OVERLAP)
         ({"catch_up": CatchUpPolicy.LATEST}, "catch_up=latest"),
     ],
 )
-def test_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
+def test_s15_s18_s19_s20_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
     policies: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UnsupportedError) as refused:
