@@ -298,8 +298,7 @@ def test_s20_latest_runs_the_newest_missed_slot() -> None:
 
 
 def test_s20_what_is_caught_up_does_not_wait_for_the_next_heartbeat() -> None:
-    policies = {"catch_up": CatchUpPolicy.LATEST, "start_deadline_ms": 5_000}
-    job = every(600_000, lease_ms=3_600_000, **policies)
+    job = every(600_000, lease_ms=3_600_000, start_deadline_ms=5_000, catch_up=CatchUpPolicy.LATEST)
     world, sidecar, client = lone(job)
     world.run_until(590_000)
     sidecar.away = "the store is away"
