@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anarchon_server.core.model import Outcome, OverlapPolicy, RunState
+from anarchon_server.core.model import Definition, Outcome, OverlapPolicy, RunState
 from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
 
 HOUR = 3_600 * SECOND
@@ -307,6 +307,30 @@ async def test_s28_where_the_current_definition_goes_the_one_held_last_follows(
     assert view.spec == definition().spec
     (answer,) = await old.register(definition())
     assert (answer.current, answer.since) == (True, T0)
+
+
+async def test_s28_of_several_definitions_that_stay_the_one_held_last_follows(
+    cluster: Cluster,
+) -> None:
+    """In each job another, so that no order in which a store may keep them is the right one."""
+    *nodes, tried = await cluster.nodes_of(5)
+    jobs = [f"job-{turn}" for turn in range(4)]
+
+    def version(number: int, job: str) -> Definition:
+        return definition(job, labels=(("version", str(number)),))
+
+    for place, node in enumerate(nodes):
+        cluster.advance(SECOND)
+        await node.register(*(version((place + n) % 4, job) for n, job in enumerate(jobs)))
+    cluster.advance(SECOND)
+    await tried.register(*(version(4, job) for job in jobs))
+    await tried.beat(leaving=True)
+    cluster.advance(2 * DAY)
+    for node in nodes:
+        await node.beat()
+    await nodes[0].prune(history_ms=DAY)
+    views = (await nodes[0].store.jobs(jobs, "", 10)).answers
+    assert [dict(view.spec.labels)["version"] for view in views] == ["3", "0", "1", "2"]
 
 
 async def test_s28_the_last_definition_stays_for_as_long_as_a_run_is_unfinished(

@@ -310,6 +310,18 @@ async def test_s30_a_run_of_an_instance_that_left_goes_by_age(
     assert await stays.prune(history_ms=DAY) == 1
 
 
+async def test_s30_a_run_that_has_not_ended_does_not_go_for_the_number_kept(
+    cluster: Cluster, one: Node
+) -> None:
+    cluster.advance_to(T0 + PERIOD)
+    await one.win(T0 + PERIOD)
+    for n in (2, 3, 4):
+        cluster.advance_to(T0 + n * PERIOD)
+        await one.complete(await one.win(T0 + n * PERIOD))
+    assert await one.prune(history_max=1) == 2
+    assert sorted(await one.states()) == [10, 40]
+
+
 async def test_s30_pruning_goes_in_batches(cluster: Cluster, one: Node) -> None:
     await run_through(cluster, one, 7)
     assert [await one.prune(history_max=0, batch=3) for _ in range(4)] == [3, 3, 1, 0]

@@ -30,6 +30,7 @@ from anarchon_server.core.model import (
     AttemptCause,
     CancelReason,
     CatchUpPolicy,
+    EverySchedule,
     JobSpec,
     OverlapPolicy,
     Reason,
@@ -211,6 +212,18 @@ def test_s11_an_unknown_claim_is_asked_again_and_keeps_its_place() -> None:
     first, again = sidecar.claims[:2]
     assert (again.token, again.may_run) == (first.token, True)
     assert client.only().token == first.token
+
+
+def test_s11_nothing_else_is_claimed_for_the_place_of_an_unknown_claim() -> None:
+    """It may have been won: without a place at its client that run would be lost."""
+    later = JobSpec("other", EverySchedule(20_000, SLOT + 20), jitter_ms=0)
+    world, sidecar, client = lone(every(), later, max_concurrency=1)
+    at_slot(world, sidecar)
+    sidecar.execute(sidecar.pending(Method.CLAIM))
+    sidecar.answer_by_hand(Method.CLAIM, ClaimAnswer(ClaimOutcome.UNKNOWN))
+    world.run_for(1_000)
+    assert client.only().job == "sync"
+    assert world.slots("other") == []
 
 
 @pytest.mark.parametrize("by_answer", [True, False])
@@ -892,7 +905,7 @@ CLAIM = Capabilities("redis:script", leases=False, overlap=CLAIM_ONLY_OVERLAP)
         ({"catch_up": CatchUpPolicy.LATEST}, "catch_up=latest"),
     ],
 )
-def test_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
+def test_s15_s18_s19_s20_what_needs_a_lease_is_refused_with_the_backends_that_have_it(
     policies: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UnsupportedError) as refused:

@@ -610,6 +610,22 @@ def test_s19_a_lease_that_shows_as_over_at_first_sight_must_stay_so_for_its_leng
     assert all(not claim.seen_attempt for claim in other.sidecar.claims)
 
 
+def test_s19_what_is_left_of_a_freed_runs_lease_raises_no_doubt_of_the_clock() -> None:
+    """A slot that finds it needs both witnesses for the other runs of its job (S18)."""
+    job = every(lease_ms=9_000)
+    world = World(boot_leases=False)
+    first = Sidecar(world).ready_client(job)
+    second = rival(world, job, every(5_000, "busy", jitter_ms=0), max_concurrency=1)
+    world.run_until(18_500)
+    (token,) = first.running
+    first.close(token)
+    world.run_until(20_500)
+    assert world.run(10_000).run.freed
+    claims = second.sidecar.claims
+    (claim,) = [each for each in claims if (each.job, each.slot) == ("sync", START + 20_000)]
+    assert claim.vouched
+
+
 def test_s18_a_slot_does_not_pass_by_a_run_whose_lease_shows_as_over_at_first_sight() -> None:
     """Its runner lives, and would have a second one beside it (I4)."""
     job = every(lease_ms=3_000, max_attempts=1)

@@ -298,7 +298,7 @@ def test_s20_latest_runs_the_newest_missed_slot() -> None:
 
 
 def test_s20_what_is_caught_up_does_not_wait_for_the_next_heartbeat() -> None:
-    job = every(600_000, lease_ms=3_600_000, catch_up=CatchUpPolicy.LATEST, start_deadline_ms=5_000)
+    job = every(600_000, lease_ms=3_600_000, start_deadline_ms=5_000, catch_up=CatchUpPolicy.LATEST)
     world, sidecar, client = lone(job)
     world.run_until(590_000)
     sidecar.away = "the store is away"
@@ -640,6 +640,37 @@ def test_s29_what_an_operator_asks_names_the_slots_that_the_store_cannot_compute
     assert (triggered.slots, triggered.until) == ((START + 50_000,), START + 50_000)
     assert asked(world, act).outcome == "done"
     assert world.run(40_000).run.reason == "paused"
+
+
+def test_s29_what_was_missed_before_a_long_pause_is_planned_when_it_ends() -> None:
+    """More slots fell due since than a plan may list."""
+    world, sidecar, _ = lone(every(1_000, start_deadline_ms=1_000), lasts_ms=100)
+    world.run_until(1_500)
+    sidecar.die()
+    world.run_until(6_500)
+    asked(world, Pause("sync"))
+    world.now += 20_000 * 1_000
+    (view,) = ran(world.store.jobs(["sync"], "", 1)).answers
+    other = Sidecar(world, "b")
+    act = resume_of(
+        view, lambda spec: other.engine.resolve_stored(spec, world.store_at), world.store_at
+    )
+    assert asked(world, act).outcome == "done"
+    missed = [view.run.slot - START for view in world.runs() if view.run.reason == "missed"]
+    assert missed == [2_000, 3_000, 4_000, 5_000]
+
+
+def test_s29_a_triggered_run_keeps_clear_of_the_slots_of_every_schedule_in_use() -> None:
+    world, sidecar, _ = lone(every(10_000))
+    Sidecar(world, "b").ready_client(every(15_000))
+    world.run_until(11_000)
+    (view,) = ran(world.store.jobs(["sync"], "", 1)).answers
+    asked_at = {18_000: [20_000], 26_000: [30_000], 43_000: [45_000]}
+    for at, slots in asked_at.items():
+        act = trigger_of(
+            view, lambda spec: sidecar.engine.resolve_stored(spec, START), "r", b"", START + at
+        )
+        assert [slot - START for slot in act.slots] == slots
 
 
 def test_s29_of_a_long_pause_the_newest_slots_are_named_and_that_there_are_older_ones() -> None:
