@@ -1535,6 +1535,17 @@ async def test_s29_operators_can_pause_a_job_of_which_somebody_spoilt_a_run(
         await node.complete(await node.win(SLOT, job="other", overlap=OverlapPolicy.ALLOW))
 
 
+async def test_s29_no_payload_is_kept_of_a_triggered_run_that_is_skipped(kind: str) -> None:
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        cluster.advance_to(SLOT)
+        await node.win(SLOT)
+        cluster.advance(SECOND)
+        made = await node.triggered(payload=b"of no use")
+        assert made.run.state is RunState.SKIPPED
+        assert await rows_of(node, "payloads") == []
+
+
 @pytest.mark.parametrize("name", ["requests", "payloads"])
 async def test_a_key_of_another_kind_spoils_its_own_job_alone(kind: str, name: str) -> None:
     async with cluster_on(redis.fresh_url(kind)) as cluster:
