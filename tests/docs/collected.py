@@ -30,7 +30,7 @@ def tests() -> tuple[Collected, ...]:
     """Every test of the contract suite and of the stores' own."""
     command = [sys.executable, "-m", "tests.docs.collected"]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=50
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100
     )
     if done.returncode:
         raise RuntimeError(f"the tests could not be collected:\n{done.stdout}{done.stderr}")
