@@ -614,7 +614,7 @@ MUTANTS = (
         release_by_another_holder,
         "F7 I4 F2 F16",
         Focus(("replace_sidecar",), (("watchable", False),), work=LONG),
-        first=10,
+        first=50,
     ),
     _mutant(
         reclaim_keeps_the_lease,
@@ -705,7 +705,7 @@ MUTANTS = (
         place_not_kept,
         "S11",
         _claim_only("bad_network", plan=(("max_concurrency", 1), ("kept_ms", None)), work=BUSY),
-        first=60,
+        first=20,
     ),
     _mutant(
         given_back_but_once,
