@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from itertools import count, filterfalse, islice
 from pathlib import Path
@@ -56,7 +57,12 @@ def _many(seeds: Iterable[int]) -> int:
     start, done, bad = time.perf_counter(), 0, []
     for seed in seeds:
         done += 1
-        world = simulate(seed)
+        try:
+            world = simulate(seed)
+        except Exception:  # noqa: BLE001 - whatever it is, the seed is not clean
+            bad.append(seed)
+            _say(f"seed {seed}: {traceback.format_exc()}")
+            continue
         violations = world.violations()
         if violations:
             bad.append(seed)

@@ -475,6 +475,8 @@ class Holding:
         assert answer.run is not None
         hold.confirmed = hold.confirmed or sent_at >= hold.doubted_at
         self.seen(answer.run)
+        if hold.token not in self._holds:
+            return  # given back: somebody asked it to stop before it was handed over
         if renewal.started_at is not None:
             hold.started_at = None  # the store has it
         if answer.run.run.lease is not None:

@@ -499,6 +499,20 @@ def test_s17_what_was_won_and_lost_before_it_was_handed_over_is_told_to_nobody()
     assert sidecar.logged("run_fenced")
 
 
+def test_s21a_what_is_cancelled_before_it_was_handed_over_ends_and_nothing_of_it_is_left() -> None:
+    """Its renewal's answer shows the cancel: with the attempt, the trust in its lease is over."""
+    world, sidecar, client = lone(LONG)
+    until_claimed(sidecar)
+    client.lose_stream()
+    sidecar.settle()
+    ran(world.store.control([CancelRun("sync", START + 60_000)]))
+    world.run_for(120_000)
+    client.subscribe()
+    world.run_for(1_000)
+    assert (client.running, client.cancelled) == ({}, [])
+    assert current(world.run(60_000)) == (1, "failed", "cancelled")
+
+
 def test_s19_a_lease_that_lapsed_before_it_was_handed_over_is_released_uncounted() -> None:
     world, sidecar, client = lone(LONG)
     until_claimed(sidecar)
