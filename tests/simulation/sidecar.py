@@ -15,6 +15,7 @@ from anarchon_server.core.model import JobSpec
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import Reply
 from tests.checker.events import InstanceDied
+from tests.checker.inside import timers_of_nothing
 from tests.simulation.storage import Link, Weather
 from tests.simulation.timeline import Action
 
@@ -207,7 +208,9 @@ class Sidecar:
     # ── Steps ───────────────────────────────────────────────────────────────────────────────────
 
     def _step(self, event: m.Input) -> None:
-        for command in self.engine.step(self.host.clock.boot_ms(), event):
+        commands = self.engine.step(self.host.clock.boot_ms(), event)
+        assert not timers_of_nothing(self.engine)
+        for command in commands:
             self._carry_out(command)
         self._plan_tick()
         self.host.look()

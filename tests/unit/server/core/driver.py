@@ -67,6 +67,7 @@ from anarchon_server.core.store import (
     Reply,
     RunQuery,
 )
+from tests.checker.inside import timers_of_nothing
 
 START = 1_800_000_000_000
 """The store's time when every world begins: a whole minute."""
@@ -208,6 +209,7 @@ class Sidecar:
         if self.dead:
             return []
         commands = self.engine.step(self.world.now, event)
+        assert not timers_of_nothing(self.engine)
         self.said += commands
         for command in commands:
             if isinstance(command, CallStore):
