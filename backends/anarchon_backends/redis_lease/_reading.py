@@ -200,7 +200,9 @@ class Reader:
             more = len(members) == query.limit
             if places or not more:
                 return places, more
-            skip += len(members)  # `below` was pruned meanwhile: nobody tells how many stand before it
+            skip += len(
+                members
+            )  # `below` was pruned meanwhile: nobody tells how many stand before it
 
     async def _places_of_all(
         self, query: port.RunQuery, below: Place | None
