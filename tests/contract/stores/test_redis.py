@@ -1453,6 +1453,7 @@ async def test_s30_a_run_is_shown_once_where_that_before_it_is_pruned_meanwhile(
     kind: str, looked_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain_ask, ends = _sieve.Sieve._ask, list[str]()
+    store: RedisLeaseStore
 
     async def ask(self: _sieve.Sieve, calls: Sequence[Call]) -> list[dict[str, Any]]:
         said = await plain_ask(self, calls)
@@ -1466,8 +1467,8 @@ async def test_s30_a_run_is_shown_once_where_that_before_it_is_pruned_meanwhile(
     monkeypatch.setattr(_sieve.Sieve, "_ask", ask)
     async with cluster_on(redis.fresh_url(kind)) as cluster:
         node = await one_node(cluster)
+        assert isinstance(node.store, RedisLeaseStore)
         store = node.store
-        assert isinstance(store, RedisLeaseStore)
         await node.register(*map(definition, "abcdef"))
         cluster.advance_to(SLOT + PERIOD)
         for job in "abcdef":
