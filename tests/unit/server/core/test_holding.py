@@ -904,6 +904,9 @@ def test_s19_a_result_waits_no_longer_for_a_job_that_the_store_cannot_show_while
 def test_s21_a_client_that_subscribes_makes_up_for_a_store_that_did_not_answer() -> None:
     world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
     client.complete(token, result="late", elapsed_ms=4_001)
+    sidecar.fail(Method.JOBS)
+    world.now += limits.RETRY_MAX
+    sidecar.tick()
     client.subscribe()
     sidecar.fail(Method.JOBS)
     sidecar.settle()
