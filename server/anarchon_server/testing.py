@@ -36,6 +36,7 @@ from anarchon_server.core.policy import read_schedule
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import OpenOptions, RunQuery
 from anarchon_server.loop import Loop, Stream
+from anarchon_server.rpc.operating import Operator
 from anarchon_server.rpc.sessions import SessionCalls
 from anarchon_server.rpc.status import status_of
 
@@ -220,9 +221,17 @@ class LocalSidecar:
     def run_next(self, job: str) -> Waiter[LocalRun]:
         """Move time on to the job's next slot, and give its run once the handler has ended.
 
-        Raises `NotFoundError` where no client has subscribed with the job.
+        Raises `NotFoundError` where no client has subscribed with the job, `InvalidError` where it
+        has no schedule.
         """
         return self._do(self._run_next(job), f"the next run of {job}")
+
+    def trigger(self, job: str, payload: bytes = b"") -> Waiter[LocalRun]:
+        """Make a run of the job that is due now, and give it once the handler has ended.
+
+        Raises `NotFoundError` where no client has subscribed with the job.
+        """
+        return self._do(self._trigger(job, payload), f"a run of {job}")
 
     def runs(self, job: str = "") -> Waiter[Sequence[LocalRun]]:
         """Give the runs of a job, or all, newest slot first, at most 500."""
@@ -466,8 +475,18 @@ class LocalSidecar:
         schedule = read_schedule(found.answers[0].spec)
         slot = schedule.next_after(self._loop.wall_ms())
         if slot is None:
-            raise InvalidError("job", job, "it has no schedule: trigger it")
+            raise InvalidError("job", job, "it has no schedule: use trigger")
         await self._advance(slot - self._loop.wall_ms(), wait=True)
+        return await self._run_at(job, slot)
+
+    async def _trigger(self, job: str, payload: bytes) -> LocalRun:
+        await self._quiet(wait=True)
+        made = await Operator(self._loop).trigger(job, "", payload)
+        # Of several that are triggered in one millisecond each has its own.
+        await self._advance(max(0, made.run.slot - self._loop.wall_ms()), wait=True)
+        return await self._run_at(job, made.run.slot)
+
+    async def _run_at(self, job: str, slot: int) -> LocalRun:
         query = RunQuery(job=job, slot=slot, limit=1, traces=True)
         views = (await self._store.runs(query)).answers
         if not views:

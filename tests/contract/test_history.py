@@ -136,6 +136,17 @@ async def test_s30_pages_go_on_where_the_last_one_ended(cluster: Cluster, one: N
     assert pages == await slots(one)
 
 
+async def test_s30_pages_go_on_where_a_run_was_that_is_pruned_meanwhile(
+    cluster: Cluster, one: Node
+) -> None:
+    await some_runs(cluster, one)
+    gone = (T0 + 40 * SECOND, "c")  # between the two at that slot
+    assert await slots(one, limit=1, after=gone) == [("b", 40)]
+    assert await slots(one, limit=2, after=gone) == [("b", 40), ("job", 30)]
+    claimed = frozenset({RunState.CLAIMED})
+    assert await slots(one, limit=1, after=gone, states=claimed) == [("b", 40)]
+
+
 async def test_s19_runs_are_found_by_the_state_they_show(cluster: Cluster, one: Node) -> None:
     await some_runs(cluster, one)
 

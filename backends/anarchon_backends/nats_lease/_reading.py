@@ -24,6 +24,31 @@ _LISTED_MAX = 200_000  # slots of histories that are remembered
 LOOKED_MAX = 1_024  # runs looked at for one page, where few of them are wanted
 
 
+class _Listings:
+    """The slots of jobs' histories, as last listed at a revision of the job; the newest of them."""
+
+    def __init__(self) -> None:
+        self._of_job: dict[str, tuple[int, list[int]]] = {}
+        self._slots = 0
+
+    def get(self, job: str, revision: int) -> list[int] | None:
+        """The slots of the job. None: they are not known of this revision."""
+        known = self._of_job.get(job)
+        return known[1] if known is not None and known[0] == revision else None
+
+    def put(self, job: str, revision: int, slots: list[int]) -> None:
+        """Remembers a listing for as long as there are not too many newer ones."""
+        self._forget(job)
+        self._of_job[job] = revision, slots
+        self._slots += len(slots)
+        while self._slots > _LISTED_MAX:
+            self._forget(next(iter(self._of_job)))
+
+    def _forget(self, job: str) -> None:
+        _, slots = self._of_job.pop(job, (0, list[int]()))
+        self._slots -= len(slots)
+
+
 class Reader:
     """Reads one namespace."""
 
@@ -40,7 +65,7 @@ class Reader:
         self._history = history
         self._jobs = jobs
         self._members = members
-        self._listed: dict[str, tuple[int, list[int]]] = {}  # job -> its revision, slots
+        self._listings = _Listings()
 
     async def job_names(self, call: Call) -> list[str]:
         """All jobs that were ever registered, by name."""
@@ -124,14 +149,12 @@ class Reader:
 
         Whatever moves there is written there first, and then the job without it.
         """
-        job = sitting.state.job
-        revision, slots = self._listed.pop(job, (-1, list[int]()))
-        if revision != sitting.revision:
-            found = await self._history.slots(job, call, as_of=sitting.revision)
+        job, revision = sitting.state.job, sitting.revision
+        slots = self._listings.get(job, revision)
+        if slots is None:
+            found = await self._history.slots(job, call, as_of=revision)
             slots = [slot for _, slot in found]
-        self._listed[job] = sitting.revision, slots
-        while sum(len(each) for _, each in self._listed.values()) > _LISTED_MAX:
-            del self._listed[next(iter(self._listed))]
+        self._listings.put(job, revision, slots)
         return slots
 
     async def _view(

@@ -113,17 +113,21 @@ class Sieve:
             async for each in self.of_jobs([query.job], query):
                 yield each
             return
-        below, more = query.after, True
+        below = end = query.after
+        more = True
         while more:
             span = span_of(query, below)
             asked = {"begin": f"{namespace[:-1]}:", "top": span.top, "bottom": span.bottom}
             if below is not None and str(below[0]) == span.top:
                 asked["after"] = f"{below[0]} {below[1]}"
             (said,) = await self._ask([self._call(f"{namespace}:runs", asked, STEP, query)])
-            places = [_place_of(each) for each in said["found"]]
             below, more = _place_of(said["last"]) if said["looked"] else below, said["more"]
-            wanted = [each for each in places if query.after is None or each < query.after]
-            yield Stretch(wanted, below, said["looked"], more)
+            places = [_place_of(each) for each in said["found"]]
+            wanted = [each for each in places if end is None or each < end]
+            # Where that before them is pruned meanwhile, its slot is looked at from the top again.
+            is_further = below is not None and (end is None or below < end)
+            end = below if is_further else end
+            yield Stretch(wanted, end, said["looked"] if is_further else 0, more)
 
     async def of_jobs(self, names: Sequence[str], query: port.RunQuery) -> AsyncIterator[Stretch]:
         """The stretches of the jobs' own indexes, merged.

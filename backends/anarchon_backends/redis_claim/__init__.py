@@ -397,6 +397,7 @@ class RedisClaimStore:
             self._scripts.definitions,
             [{"act": "prune", "job": name} for name in names],
             instances={**said["live"], **said["lapsed"]},
+            looked_at=moment(int(said["now_us"])).at,
             history_ms=policy.history_ms,
             history_max=policy.history_max,
             room=policy.batch,

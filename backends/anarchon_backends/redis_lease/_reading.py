@@ -191,12 +191,18 @@ class Reader:
         skip = 0
         if below is not None and str(below[0]) == span.top:
             skip = await self._skipped(index, query, below)
-        _, _, (members,) = await self._read(
-            ["ZREVRANGEBYSCORE", index, span.top, span.bottom, "LIMIT", skip, query.limit]
-        )
-        places = [_place_of(decode(each), query.job) for each in members]
-        more = len(members) == query.limit
-        return [each for each in places if below is None or each < below], more
+        while True:
+            _, _, (members,) = await self._read(
+                ["ZREVRANGEBYSCORE", index, span.top, span.bottom, "LIMIT", skip, query.limit]
+            )
+            places = [_place_of(decode(each), query.job) for each in members]
+            places = [each for each in places if below is None or each < below]
+            more = len(members) == query.limit
+            if places or not more:
+                return places, more
+            skip += len(
+                members
+            )  # `below` was pruned meanwhile: nobody tells how many stand before it
 
     async def _places_of_all(
         self, query: port.RunQuery, below: Place | None

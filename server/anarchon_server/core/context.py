@@ -30,7 +30,7 @@ from anarchon_server.core.timers import Timers
 
 class Context:
     """One engine's shared state. `now` is the moment of the present step, `configured` the jobs of
-    the configuration as last loaded.
+    the configuration as last loaded, `answered_at` when the store last answered any call.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Context:
         self.configured = settings.jobs
         self.clock_offset_ms = 0
         self.quarantined_until = 0
+        self.answered_at = -limits.NEVER
 
     @property
     def store_now(self) -> int:

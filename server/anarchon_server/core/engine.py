@@ -205,6 +205,7 @@ class Engine:
     def _replied(self, event: StoreReplied) -> None:
         context, reply = self._context, event.reply
         call = context.lanes.replied(event.call_id)
+        context.answered_at = context.now
         stepped = context.store_time.sample(call.sent_at, context.now, reply.store_at)
         self._measure_host_clock(call, event)
         self._store_is(up=True)

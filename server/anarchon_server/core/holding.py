@@ -218,6 +218,7 @@ class Holding:
         self._waiting: dict[str, Hold] = {}
         self._results: dict[str, _Result] = {}
         self._unjudged: dict[str, _Result] = {}
+        self._terms_failed_at = -limits.NEVER
         self._recorded_lately: dict[str, None] = {}
         self._requests: dict[int, _Request] = {}
         self._releases: dict[str, _Release] = {}
@@ -730,7 +731,14 @@ class Holding:
                     result.terms = _Terms.of(found[result.completion.job])
 
         def failed(_: bool) -> None:
-            """A store that is away takes no result either: that time does not count."""
+            """A store that is away takes no result either: that time does not count. It is not away
+            where it answers a beat, while the lease goes on running down.
+            """
+            is_away = context.answered_at < self._terms_failed_at
+            self._terms_failed_at = context.now
+            self._want_beat()
+            if not is_away:
+                return
             for result in of_these:
                 if result.judge_by is not None:
                     until = min(context.now + limits.JOB_AWAITED, result.since + result.kept_ms)

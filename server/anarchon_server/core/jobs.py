@@ -66,6 +66,8 @@ class Jobs:
         self._call_wanted = False
         """The store is to know this instance, though it may have no job."""
         self._next_part_at = 0
+        self._halvings = 0
+        """How often parts are halved: what fails by itself takes fewer others with it each time."""
         self.generation = 0
 
     def __iter__(self) -> Iterator[JobState]:
@@ -167,12 +169,15 @@ class Jobs:
             return
         if context.now < self._next_part_at or not context.lanes.free(Lane.REGISTER, context.now):
             return
-        states = tuple(self._states[name] for name in _taken(self._to_register))
-        let_go = _taken(self._to_let_go)
+        most = max(1, limits.REGISTER_BATCH >> self._halvings)
+        states = tuple(self._states[name] for name in _taken(self._to_register, most))
+        # Where something fails, neither takes the other with it.
+        let_go = () if states and self._halvings else _taken(self._to_let_go, most)
         self._may_be_held.update(state.job.name for state in states)
 
         def replied(call: Call, reply: Reply[Registration]) -> None:
             self._pause(context.now - call.sent_at)
+            self._halvings = max(0, self._halvings - 1)
             self._known_since = min(self._known_since, context.now)
             self._call_wanted = False
             self._may_be_held.difference_update(let_go)
@@ -182,6 +187,8 @@ class Jobs:
             self._beat_as_often_as_wanted()
 
         def failed(_: bool) -> None:
+            if most > 1:
+                self._halvings += 1
             for name in (*(state.job.name for state in states), *let_go):
                 (self._to_register if name in self._states else self._to_let_go)[name] = None
 
@@ -358,9 +365,9 @@ class Jobs:
         return tuple(plans)
 
 
-def _taken(names: dict[str, None]) -> tuple[str, ...]:
-    """Takes out as many as go with one call, those first that came first."""
-    taken = tuple(islice(names, limits.REGISTER_BATCH))
+def _taken(names: dict[str, None], most: int) -> tuple[str, ...]:
+    """Takes out `most` at most, those first that came first."""
+    taken = tuple(islice(names, most))
     for name in taken:
         del names[name]
     return taken

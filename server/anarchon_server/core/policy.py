@@ -91,7 +91,7 @@ class Job:
 
     @property
     def schedule_id(self) -> str:
-        """The schedule's canonical identity."""
+        """The schedule's canonical identity; empty: the job has no schedule."""
         return self.definition.schedule_id
 
     @property

@@ -82,6 +82,49 @@ async def test_s29_what_the_backend_has_not_names_the_backends_that_have_it(one:
     assert "redis:script" in str(refused.value)
 
 
+@controlled
+async def test_s29_a_job_without_a_schedule_is_triggered_run_and_pruned_like_any_other(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    bare = definition(period=0)
+    await first.register(bare)
+    (answer,) = await second.register(bare)
+    assert (answer.settled, answer.definitions_differ) == (None, False)
+    cluster.advance_to(SLOT + 3)
+    run = (await triggered(first, slots=())).run
+    assert (run.slot, run.state, run.trigger) == (SLOT + 3, RunState.DUE, Trigger.MANUAL)
+    beat = await second.beat(sweep=((JOB, ""),))
+    assert (beat.settled, [view.run.slot for view in beat.unfinished]) == ((None,), [run.slot])
+    await first.pause("by hand only")
+    won = await second.win(run.slot, schedule_id="", previous_slot=None)
+    await second.complete(won)
+    assert await first.ended(run.slot) == (RunState.SUCCESS, "")
+    view = await shown(first)
+    assert (view.schedules, view.spec.schedule) == ((), None)
+    assert await resume(first) is ControlOutcome.DONE
+    assert len(await first.history()) == 1, "nothing was passed over"
+    cluster.advance(3 * DAY)
+    await second.beat()
+    assert await second.prune(history_ms=DAY) == 1
+    assert (await triggered(first, "r-2", slots=())).run.state is RunState.DUE
+
+
+@controlled
+async def test_s28_a_job_may_lose_its_schedule_and_get_it_back(
+    cluster: Cluster, two: tuple[Node, Node]
+) -> None:
+    first, second = two
+    cluster.advance_to(SLOT)
+    (without,) = await first.register(definition(period=0))
+    assert (without.settled, without.definitions_differ) == (None, True)
+    assert (await second.claim(SLOT)).outcome is ClaimOutcome.WON, "who holds it goes on"
+    await second.register(definition(period=0))
+    cluster.advance_to(SLOT + 10 * PERIOD)
+    (again,) = await first.register(definition())
+    assert again.settled == cluster.now, "a schedule that nobody had begins anew"
+
+
 # Pause and resume
 
 

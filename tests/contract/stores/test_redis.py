@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import pytest
 from anarchon_backends import redis as dispatch
 from anarchon_backends.redis import _checks, _connection, _sieve
 from anarchon_backends.redis._address import address_of
-from anarchon_backends.redis._connection import CONNECTIONS, Command, Pool
+from anarchon_backends.redis._connection import CONNECTIONS, Call, Command, Pool
 from anarchon_backends.redis_lease import RedisLeaseStore, _batches
 from anarchon_server.core.errors import (
     OutcomeUnknown,
@@ -1446,6 +1446,36 @@ async def test_s30_of_many_runs_those_that_are_not_wanted_are_not_sent(
             assert found == []
             assert [each for each in sent if each[0] == "HGETALL"] == []
             assert looked == [10, 10, 1]
+
+
+@pytest.mark.parametrize("looked_max", [1, 100])
+async def test_s30_a_run_is_shown_once_where_that_before_it_is_pruned_meanwhile(
+    kind: str, looked_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_ask, ends = _sieve.Sieve._ask, list[str]()
+    store: RedisLeaseStore
+
+    async def ask(self: _sieve.Sieve, calls: Sequence[Call]) -> list[dict[str, Any]]:
+        said = await plain_ask(self, calls)
+        ends.append(said[0].get("last", ""))
+        if len(ends) == 2:
+            await pool_of(store).ask(["ZREM", f"{store._calls.namespace}:runs", ends[-1]])
+        return said
+
+    monkeypatch.setattr(_sieve, "STEP", 2)
+    monkeypatch.setattr(_sieve, "LOOKED_MAX", looked_max)
+    monkeypatch.setattr(_sieve.Sieve, "_ask", ask)
+    async with cluster_on(redis.fresh_url(kind)) as cluster:
+        node = await one_node(cluster)
+        assert isinstance(node.store, RedisLeaseStore)
+        store = node.store
+        await node.register(*map(definition, "abcdef"))
+        cluster.advance_to(SLOT + PERIOD)
+        for job in "abcdef":
+            await node.win(SLOT + PERIOD, job=job)
+        found, _ = await node.paged(states=frozenset({RunState.CLAIMED}))
+        assert ends[1] == f"{SLOT + PERIOD} c"
+        assert found == [(job, 2 * PERIOD // SECOND) for job in "fedcba"]
 
 
 async def claim_all(node: Node, slots: list[int]) -> Reply[ClaimAnswer]:

@@ -993,6 +993,27 @@ async def test_s28_an_instance_that_is_not_heard_of_again_is_forgotten_with_what
         assert [v.name for v in (await lives.store.jobs((), "", 9)).answers] == [JOB]
 
 
+async def test_s28_an_instance_that_comes_while_another_prunes_holds_what_it_has_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who prunes has looked who there is, and does not know it."""
+    async with cluster_on(redis.fresh_url("redis", "script")) as cluster:
+        old, new = await cluster.node(), await cluster.node()
+        await old.register()
+        cluster.advance(SECOND)
+        assert isinstance(old.store, RedisClaimStore)
+        reader, job_names = old.store._reader, old.store._reader.job_names
+
+        async def names(after: str, limit: int) -> list[str]:
+            await new.register()
+            return await job_names(after, limit)
+
+        monkeypatch.setattr(reader, "job_names", names)
+        await old.prune()
+        (view,) = (await old.store.jobs([JOB], "", 1)).answers
+        assert view.instance_ids == ("host:1", "host:2")
+
+
 async def test_s30_runs_of_many_jobs_are_merged_in_their_order() -> None:
     async with cluster_on(redis.fresh_url("redis", "script")) as cluster:
         node = await cluster.node()

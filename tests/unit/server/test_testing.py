@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from anarchon import AnarchonClient, Context, RefusedError, SyncContext, cron, every
-from anarchon_server.core.errors import NotFoundError
+from anarchon import AnarchonClient, Context, RefusedError, SyncContext, cron, every, on_trigger
+from anarchon_server.core.errors import InvalidError, NotFoundError
 from anarchon_server.core.model import RunState
 from anarchon_server.testing import LocalSidecar
 
@@ -55,6 +55,27 @@ def test_it_works_without_an_event_loop_as_well() -> None:
         second = sidecar.run_next("threaded").result("10s")
     assert seen == [first.slot, second.slot]
     assert second.slot - first.slot == 10_000
+
+
+async def test_s29_a_job_without_a_schedule_runs_when_it_is_triggered() -> None:
+    @on_trigger()
+    async def backfill(ctx: Context) -> str:
+        return ctx.payload.decode()
+
+    async with (
+        LocalSidecar() as sidecar,
+        AnarchonClient(transport=sidecar).subscribe([backfill]) as subscription,
+    ):
+        await subscription.ready()
+        await sidecar.advance("1h")
+        for day in ("monday", "tuesday"):
+            run = await sidecar.trigger("backfill", day.encode())
+            assert (run.state, run.attempts[0].result) == (RunState.SUCCESS, day)
+        assert len(await sidecar.runs()) == 2
+        with pytest.raises(InvalidError, match="it has no schedule: use trigger"):
+            await sidecar.run_next("backfill")
+        with pytest.raises(NotFoundError, match="nobody"):
+            await sidecar.trigger("nobody")
 
 
 async def test_a_handler_that_raises_fails_its_run() -> None:

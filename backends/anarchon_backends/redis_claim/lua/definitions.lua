@@ -115,11 +115,22 @@ local function drop_schedules(key, used)
   end
 end
 
+-- Whether it was registered after it was looked which instances there are: its instance may have come since.
+local function is_newer(key, held)
+  for _, hold in ipairs(held) do
+    local held_at = read(key .. ':definitions', 'HGET', key .. ':definitions', hold[1] .. ':held_at')
+    if number(key, held_at, 0) >= batch.looked_at then
+      return true
+    end
+  end
+  return false
+end
+
 -- The ids of the definitions that an instance holds. Holds of instances that are none go.
 local function held_ids(key)
   local ids = {}
   for incarnation, held in pairs(load_holds(key)) do
-    if batch.instances[incarnation] then
+    if batch.instances[incarnation] or is_newer(key, held) then
       for _, hold in ipairs(held) do
         ids[hold[1]] = true
       end

@@ -163,7 +163,9 @@ class World:
 
 
 class Sidecar:
-    """One engine, and all it has said. `away`: the store fails its calls (None: it answers)."""
+    """One engine, and all it has said. `away`: the store fails its calls (None: it answers, but for
+    those of the methods in `failing`).
+    """
 
     def __init__(
         self,
@@ -178,6 +180,7 @@ class Sidecar:
         self.label = label
         self.dead = False
         self.away: str | None = None
+        self.failing: frozenset[Method] = frozenset()
         self.host_offset = 0
         self.clients: dict[str, FakeClient] = {}
         self.calls: dict[int, CallStore] = {}
@@ -285,7 +288,7 @@ class Sidecar:
         """Answers, or fails, what waits, until nothing waits."""
         while self.calls and not self.dead:
             call = next(iter(self.calls.values()))
-            if self.away is None:
+            if self.away is None and call.method not in self.failing:
                 self.reply(call, self.execute(call))
             else:
                 del self.calls[call.call_id]

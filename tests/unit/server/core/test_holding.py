@@ -899,9 +899,28 @@ def test_s21_what_outlived_its_timeout_is_that_though_the_store_was_away_when_it
     assert current(world.run(60_000)) == (1, "failed", "timeout")
 
 
+def test_s19_a_result_waits_no_longer_for_a_job_that_the_store_cannot_show_while_it_does_all_else() -> (
+    None
+):
+    """A reading of jobs may fail by itself; waited for on and on, the run would be taken over."""
+    world, sidecar, client, token = restarted(LONG)
+    backup = Sidecar(world, "c")
+    backup.ready_client(LONG)
+    sidecar.failing = frozenset({Method.JOBS})
+    client.complete(token, result="done")
+    sidecar.settle()
+    world.run_for(limits.JOB_AWAITED - 1)
+    assert current(world.run(60_000)) == (1, "claimed", "")
+    world.run_for(1_000)
+    assert current(world.run(60_000)) == (1, "success", "")
+
+
 def test_s21_a_client_that_subscribes_makes_up_for_a_store_that_did_not_answer() -> None:
     world, sidecar, client, token = restarted(every(60_000, timeout_ms=4_000))
     client.complete(token, result="late", elapsed_ms=4_001)
+    sidecar.fail(Method.JOBS)
+    world.now += limits.RETRY_MAX
+    sidecar.tick()
     client.subscribe()
     sidecar.fail(Method.JOBS)
     sidecar.settle()

@@ -193,7 +193,7 @@ def test_s28_between_two_parts_others_have_their_turn(took_ms: int, pause_ms: in
 
 
 @pytest.mark.usefixtures("parts_of_two")
-def test_s28_a_part_that_fails_is_repeated_after_the_others() -> None:
+def test_s28_a_part_that_fails_is_repeated_after_the_others_and_first_they_are_smaller() -> None:
     world = World()
     sidecar = Sidecar(world)
     sidecar.tick()
@@ -201,8 +201,44 @@ def test_s28_a_part_that_fails_is_repeated_after_the_others() -> None:
     sidecar.client(*(every(name=name) for name in "abcd"))
     sidecar.fail(Method.REGISTER, unknown=True)
     world.run_until(1_000)
-    assert registered(sidecar)[1:] == [["a", "b"], ["c", "d"], ["a", "b"]]
+    assert registered(sidecar)[1:] == [["a", "b"], ["c"], ["d", "a"], ["b"]]
     assert held(world) == dict.fromkeys("abcd", ("a",))
+
+
+@pytest.mark.parametrize("bad", ["job-00", "job-13", "job-29"])
+def test_s28_a_job_that_the_store_cannot_register_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch, bad: str
+) -> None:
+    """Somebody spoilt its record, say."""
+    monkeypatch.setattr(limits, "REGISTER_BATCH", 16)
+    names = [f"job-{n:02}" for n in range(30)]
+    world = World()
+    sidecar = Sidecar(world)
+    sidecar.tick()
+    sidecar.settle()
+    sidecar.client(*(every(name=name) for name in names))
+    for _ in range(30):
+        call = sidecar.wait_for(Method.REGISTER)
+        if bad in [each.job for each in call.arguments[1]]:
+            sidecar.fail(Method.REGISTER, unknown=True)
+        else:
+            sidecar.answer(Method.REGISTER)
+    assert held(world) == {name: ("a",) for name in names if name != bad}
+    assert registered(sidecar)[-1] == [bad], "it is tried on and on"
+
+
+def test_s28_a_job_that_the_store_cannot_let_go_of_keeps_no_other_from_being_registered() -> None:
+    world, sidecar, client = lone(every(name="bad"))
+    sidecar.client(every(name="a"), every(name="b"), name="other")
+    client.close()
+    sidecar.client(every(name="c"), name="third")
+    for _ in range(10):
+        if "bad" in sidecar.wait_for(Method.REGISTER).arguments[2]:
+            sidecar.fail(Method.REGISTER)
+        else:
+            sidecar.answer(Method.REGISTER)
+    assert held(world) == dict.fromkeys(("a", "b", "bad", "c"), ("a",))
+    assert registrations(sidecar)[-1] == ([], ["bad"])
 
 
 def test_s28_a_job_that_goes_while_its_registration_is_on_its_way_is_let_go() -> None:
