@@ -13,7 +13,7 @@ from anarchon_server.core.errors import (
     RefusedError,
     StoreUnavailable,
 )
-from anarchon_server.core.limits import NOTES_MAX, SESSIONS_MAX
+from anarchon_server.core.limits import NOTES_MAX, REPORT_AWAITED, SESSIONS_MAX
 from anarchon_server.core.messages import (
     Attached,
     ClientExited,
@@ -299,6 +299,32 @@ def test_s21_a_timeout_that_is_gone_on_with_counts_from_the_start_and_not_from_t
     world.run_until(attempt.started_at - START + 19_999)
     assert again.cancelled == []
     world.run_for(1)
+    assert again.reasons() == [CancelReason.TIMEOUT]
+
+
+def test_s21_what_ended_in_its_time_while_the_sidecar_was_away_counts_as_it_ended() -> None:
+    """Its client reports only once it has subscribed, and by then the timeout is over."""
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    sidecar.die()
+    world.run_until(66_000)
+    again = Sidecar(world, "b").client(*client.specs, in_flight=tuple(client.running), name="again")
+    again.running = dict(client.running)
+    again.sidecar.settle()
+    assert again.cancelled == []
+    again.complete(result="done", elapsed_ms=4_000)
+    again.sidecar.settle()
+    run = world.run(60_000).run
+    assert (run.state, run.reason, run.cancel) == (RunState.SUCCESS, "", None)
+
+
+def test_s21_what_has_nothing_to_report_when_its_timeout_is_over_is_cancelled() -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    sidecar.die()
+    world.run_until(66_000)
+    again = Sidecar(world, "b").client(*client.specs, in_flight=tuple(client.running), name="again")
+    again.running = dict(client.running)
+    again.sidecar.settle()
+    world.run_for(REPORT_AWAITED)
     assert again.reasons() == [CancelReason.TIMEOUT]
 
 
