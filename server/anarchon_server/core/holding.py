@@ -237,8 +237,8 @@ class Holding:
         return [h for token in session.places if (h := self._holds.get(token)) is not None]
 
     def has_result(self, token: str) -> bool:
-        """Whether the token's result is on its way to the store."""
-        return token in self._results
+        """Whether the token's result is on its way to the store, or was answered there lately."""
+        return token in self._results or token in self._recorded_lately
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(tuple(self._holds.values()))
@@ -408,7 +408,7 @@ class Holding:
                 self._has_started(hold)
             hold.silences = 0
             return None
-        if token in self._results or token in self._recorded_lately:
+        if self.has_result(token):
             return None
         return Lost(token, session.ended.get(token, CancelReason.FENCED))
 

@@ -352,6 +352,22 @@ def test_s26_what_was_taken_over_meanwhile_is_lost() -> None:
     assert again.attached.lost == (Lost(client.only().token, FENCED),)
 
 
+def test_s26_what_ended_while_the_store_was_asked_to_adopt_it_is_not_held() -> None:
+    """The result came by another call, and its answer before that of the heartbeat."""
+    world, sidecar, client = running()
+    token = client.only().token
+    again = restarted(world, sidecar, client)
+    adopting = again.sidecar.pending(Method.BEAT)
+    renewed = again.sidecar.execute(adopting)
+    again.complete(token, result="done")
+    again.sidecar.answer(Method.COMPLETE)
+    again.sidecar.reply(adopting, renewed)
+    assert again.attached is not None
+    assert again.attached.lost == (), "it has its receipt"
+    assert not again.sidecar.logged("run_adopted")
+    assert current(world.run(60_000)) == (1, "success", "")
+
+
 def test_s26_what_cannot_be_adopted_is_named_without_asking_the_store() -> None:
     _, _, client = lone()
     strange = ("no token", f"{START}.x.unknown-job")
