@@ -36,6 +36,7 @@ from anarchon_server.core.policy import read_schedule
 from anarchon_server.core.settings import Settings
 from anarchon_server.core.store import OpenOptions, RunQuery
 from anarchon_server.loop import Loop, Stream
+from anarchon_server.rpc.operating import Operator
 from anarchon_server.rpc.sessions import SessionCalls
 from anarchon_server.rpc.status import status_of
 
@@ -223,6 +224,14 @@ class LocalSidecar:
         Raises `NotFoundError` where no client has subscribed with the job.
         """
         return self._do(self._run_next(job), f"the next run of {job}")
+
+    def trigger(self, job: str, payload: bytes = b"") -> Waiter[LocalRun]:
+        """Trigger a run of the job, and give it once its handler has ended; time stands still.
+
+        One that the job's overlap makes wait, or that waits for a retry, is given as it then is. Raises
+        `NotFoundError` where no client has subscribed with the job.
+        """
+        return self._do(self._trigger(job, payload), f"the triggered run of {job}")
 
     def runs(self, job: str = "") -> Waiter[Sequence[LocalRun]]:
         """Give the runs of a job, or all, newest slot first, at most 500."""
@@ -466,13 +475,20 @@ class LocalSidecar:
         schedule = read_schedule(found.answers[0].spec)
         slot = schedule.next_after(self._loop.wall_ms())
         if slot is None:
-            raise InvalidError("job", job, "it has no schedule: trigger it")
+            raise InvalidError("job", job, "it has no schedule: see LocalSidecar.trigger")
         await self._advance(slot - self._loop.wall_ms(), wait=True)
         query = RunQuery(job=job, slot=slot, limit=1, traces=True)
         views = (await self._store.runs(query)).answers
         if not views:
             raise NotFoundError("run", f"{job} {slot}", "no client had room for it")
         return LocalRun(views[0])
+
+    async def _trigger(self, job: str, payload: bytes) -> LocalRun:
+        await self._quiet(wait=True)
+        made = await Operator(self._loop).trigger(job, "", payload)
+        await self._advance(0, wait=True)
+        query = RunQuery(job=job, slot=made.run.slot, limit=1, traces=True)
+        return LocalRun((await self._store.runs(query)).answers[0])
 
     async def _runs(self, job: str) -> Sequence[LocalRun]:
         await self._settled()

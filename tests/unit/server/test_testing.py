@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from anarchon import AnarchonClient, Context, RefusedError, SyncContext, cron, every
-from anarchon_server.core.errors import NotFoundError
+from anarchon import AnarchonClient, Context, RefusedError, SyncContext, cron, every, on_trigger
+from anarchon_server.core.errors import InvalidError, NotFoundError
 from anarchon_server.core.model import RunState
 from anarchon_server.testing import LocalSidecar
 
@@ -37,6 +37,24 @@ async def test_the_next_slot_is_run_and_its_result_recorded() -> None:
         assert attempt.result == f"slot {run.slot}"
         assert sidecar.now == run.scheduled_at
         assert "success" in repr(run)
+
+
+async def test_s29_a_job_without_a_schedule_is_triggered() -> None:
+    @on_trigger(retries=1)
+    def mend(ctx: SyncContext) -> str:
+        return ctx.payload.decode()
+
+    async with (
+        LocalSidecar() as sidecar,
+        AnarchonClient(transport=sidecar).subscribe([mend]) as subscription,
+    ):
+        await subscription.ready()
+        with pytest.raises(InvalidError, match="it has no schedule"):
+            await sidecar.run_next("mend")
+        run = await sidecar.trigger("mend", b"seven")
+        assert (run.state, run.attempts[0].result) == ("success", "seven")
+        with pytest.raises(NotFoundError):
+            await sidecar.trigger("unknown")
 
 
 def test_it_works_without_an_event_loop_as_well() -> None:
