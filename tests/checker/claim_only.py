@@ -74,7 +74,7 @@ class _ClaimedOrder(Order):
 
     def _step(self, step: HandlerStarted | HandlerStepped) -> None:
         """I4. The run has not ended, but by its timeout; who was told to stop, and does not listen,
-        may go on.
+        may go on. Where the cancel has no grace, its word and the run's end are under way at once.
         """
         Order._step(self, step)
         run = self.runs.get((step.job, step.slot))
@@ -82,6 +82,9 @@ class _ClaimedOrder(Order):
         if run is None or run.token != step.token:
             self._say("I4", step, key, "a trusted step for a run that is another's")
         elif run.final and run.reason != "timeout" and step.token not in self.told:
+            on_its_way = step.at - run.at <= self.history.jobs[step.job].clock_error_ms
+            if run.cancel and run.by == "release" and on_its_way:
+                return
             seen = f"{run.state} {run.reason}"
             self._say("I4", step, key, f"a trusted step, while the store has {seen}")
 

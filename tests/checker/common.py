@@ -164,9 +164,20 @@ class Order:
         self.running[start.job][start.token] = start
         job = self.history.jobs[start.job]
         early = start.slot - job.clock_error_ms - start.store_at
-        known = start.at - self.set_back_at > job.clock_learned_ms
-        if early > 0 and known and self.latest_store_at < start.slot:
+        if early > 0 and self._clock_is_known(start) and self.latest_store_at < start.slot:
             self._say("I7", start, key, f"started {early} ms before its slot")
+
+    def _clock_is_known(self, start: HandlerStarted) -> bool:
+        """Whether the instance has had time to learn that the clock was set back: what it was cut off
+        for does not count.
+        """
+        run = self.runs.get((start.job, start.slot))
+        if self.set_back_at == -FOREVER or run is None:
+            return True
+        spans = self.history.able.spans_of(run.instance, start.job)
+        well = [max(begun, self.set_back_at) for begun, end in spans if end >= self.set_back_at]
+        learned_ms = self.history.jobs[start.job].clock_learned_ms
+        return any(start.at - since > learned_ms for since in well)
 
     def _ended(self, token: str) -> None:
         self.ended.add(token)

@@ -205,6 +205,20 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
             replace(STARTED, at=SLOT - 1, store_at=SLOT - 1),
         ),
     ),
+    "started early long after the clock was set back": (
+        "I7",
+        (
+            JOB,
+            ClockStepped(SLOT - 4_000, -500),
+            AbleFrom(SLOT - 3_000, "a", "job", "every 10s"),
+            replace(CLAIMED, store_at=SLOT - 310),
+            replace(STARTED, store_at=SLOT - 300),
+            ENDED,
+            DONE,
+            RECEIPT,
+            END,
+        ),
+    ),
     "a step for a run that is another's": ("I4", (JOB, CLAIMED, LOST, SECOND, STEPPED, END)),
     "a step after the result": (
         "I4",
@@ -312,6 +326,17 @@ FINE: dict[str, tuple[Event, ...]] = {
         ClockStepped(SLOT - 100, -500),
         CLAIMED,
         replace(STARTED, store_at=SLOT - 300),
+    ),
+    "started early by one that was cut off when the clock was set back": (
+        JOB,
+        ClockStepped(SLOT - 4_000, -500),
+        AbleFrom(SLOT - 1_000, "a", "job", "every 10s"),
+        replace(CLAIMED, store_at=SLOT - 310),
+        replace(STARTED, store_at=SLOT - 300),
+        ENDED,
+        DONE,
+        RECEIPT,
+        END,
     ),
     "beside one that is frozen": (
         JOB,

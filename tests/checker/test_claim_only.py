@@ -75,6 +75,10 @@ BROKEN: dict[str, tuple[str, tuple[Event, ...]]] = {
         "F7",
         (ALONE, WON, replace(CANCELLED, state="failed", cancel=""), END),
     ),
+    "a step long after a cancel without grace": (
+        "I4",
+        (ALONE, WON, STARTED, CANCELLED, NO_GRACE, replace(STEPPED, at=SLOT + 410), END),
+    ),
     "ended by a cancel while it runs": (
         "I4",
         (ALONE, WON, STARTED, replace(CANCELLED, state="failed"), STEPPED, END),
@@ -129,6 +133,18 @@ FINE: dict[str, tuple[Event, ...]] = {
         DUE,
         replace(WON, store_at=SLOT + 12_000),
         DONE,
+        END,
+    ),
+    "a step while the word of a cancel without grace is on its way": (
+        replace(ALONE, clock_error_ms=9),
+        WON,
+        STARTED,
+        CANCELLED,
+        NO_GRACE,
+        replace(STEPPED, at=SLOT + 405),
+        HandlerTold(SLOT + 408, "t1", "requested"),
+        replace(ENDED, at=SLOT + 500),
+        ResultReceipt(SLOT + 520, "t1", "fenced"),
         END,
     ),
     "a step of one that was told to stop and does not listen": (

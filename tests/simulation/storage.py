@@ -160,10 +160,10 @@ class Storage:
         return ClocklessStore(self._database, options, self._recorded)
 
     def _recorded(self, claim: Claim) -> Run | None:
-        """The run of a slot, for as long as it is known who won it."""
+        """The run of a slot, for as long as it is known who won it; whoever retries it knows it."""
         assert self.kept_ms is not None
         run, since = self._winners.get((claim.job, claim.slot), (None, 0))
-        return run if since + self.kept_ms > self.timeline.now else None
+        return run if claim.seen_attempt or since + self.kept_ms > self.timeline.now else None
 
     def backup(self) -> Callable[[], None]:
         """Keeps what the store has now; the answer restores it, and what came later is lost."""

@@ -265,6 +265,8 @@ class Attaching:
     ) -> tuple[Lost, ...]:
         gone = []
         for renewal, answer in zip(renewals, answers, strict=True):
+            if self._holding.has_result(renewal.token):
+                continue  # it was reported meanwhile
             if answer.outcome is TokenOutcome.RENEWED and self._is_free(renewal.token):
                 state = self._jobs.get(renewal.job)
                 assert state is not None, "this session offers it"

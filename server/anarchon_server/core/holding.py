@@ -238,8 +238,8 @@ class Holding:
         return [h for token in session.places if (h := self._holds.get(token)) is not None]
 
     def has_result(self, token: str) -> bool:
-        """Whether the token's result is on its way to the store."""
-        return token in self._results
+        """Whether the token's result is on its way to the store, or was answered there lately."""
+        return token in self._results or token in self._recorded_lately
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(tuple(self._holds.values()))
@@ -295,8 +295,9 @@ class Holding:
             self._has_started(hold)
         since = view.run.current.started_at or view.run.current.claimed_at
         if hold.timeout_ms is not None:
-            ran_for = max(0, self._context.store_now - since)
-            self._time_out_at(hold, self._context.now + max(0, hold.timeout_ms - ran_for))
+            left = hold.timeout_ms - max(0, self._context.store_now - since)
+            # It may have ended in its time, with nobody to report that to.
+            self._time_out_at(hold, self._context.now + max(limits.REPORT_AWAITED, left))
         self._context.sessions.enter(session, hold.token, hold.job)
         self._add(hold)
         if view.run.cancel is not None:
@@ -408,7 +409,7 @@ class Holding:
                 self._has_started(hold)
             hold.silences = 0
             return None
-        if token in self._results or token in self._recorded_lately:
+        if self.has_result(token):
             return None
         return Lost(token, session.ended.get(token, CancelReason.FENCED))
 
@@ -780,8 +781,10 @@ class Holding:
         terms = self._terms_of(token, job, stored)
         if terms is None or terms.retry is None:
             return None
-        failure = outcome.failure
-        if failure is None and outcome.stopped is not CancelReason.TIMEOUT:
+        failure, hold = outcome.failure, self._holds.get(token)
+        # What was told to stop then has timed out, also where it was a moment quicker than that.
+        told = hold.cancel if hold is not None else None
+        if failure is None and CancelReason.TIMEOUT not in (outcome.stopped, told):
             return None
         if failure is not None and failure.permanent:
             return None
@@ -791,7 +794,6 @@ class Holding:
             return None  # nobody would make it
         if failure is not None and failure.retry_after_ms is not None:
             return min(failure.retry_after_ms, limits.RETRY_AFTER_MAX)
-        hold = self._holds.get(token)
         return terms.retry.pause(hold.failed if hold else 0, self._context.draw)
 
     def _finish(self, token: str) -> None:

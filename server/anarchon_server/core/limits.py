@@ -115,6 +115,8 @@ RESULTS_KEPT = 5 * MINUTE
 RESULTS_WAITING_MAX = 20_000
 JOB_AWAITED = 6 * SECOND
 """For a client's longest back-off before it subscribes again, and a second."""
+REPORT_AWAITED = SECOND
+"""For a client that has just subscribed, with an attempt whose time is over, to say how it ended."""
 RECORDED_REMEMBERED = 20_000
 
 # What history keeps, by S30

@@ -303,7 +303,7 @@ def _refuse_what_needs_a_schedule(spec: JobSpec) -> None:
     for field, given in (
         ("jitter", _shown_if_set(spec.jitter_ms)),
         ("start_deadline", _shown_if_set(spec.start_deadline_ms)),
-        ("catch_up", spec.catch_up),
+        ("catch_up", str(spec.catch_up or "")),
         ("catch_up.limit", spec.catch_up_limit),
     ):
         if given:

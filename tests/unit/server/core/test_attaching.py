@@ -13,7 +13,7 @@ from anarchon_server.core.errors import (
     RefusedError,
     StoreUnavailable,
 )
-from anarchon_server.core.limits import NOTES_MAX, SESSIONS_MAX
+from anarchon_server.core.limits import NOTES_MAX, REPORT_AWAITED, SESSIONS_MAX
 from anarchon_server.core.messages import (
     Attached,
     ClientExited,
@@ -302,6 +302,32 @@ def test_s21_a_timeout_that_is_gone_on_with_counts_from_the_start_and_not_from_t
     assert again.reasons() == [CancelReason.TIMEOUT]
 
 
+def test_s21_what_ended_in_its_time_while_the_sidecar_was_away_counts_as_it_ended() -> None:
+    """Its client reports only once it has subscribed, and by then the timeout is over."""
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    sidecar.die()
+    world.run_until(66_000)
+    again = Sidecar(world, "b").client(*client.specs, in_flight=tuple(client.running), name="again")
+    again.running = dict(client.running)
+    again.sidecar.settle()
+    assert again.cancelled == []
+    again.complete(result="done", elapsed_ms=4_000)
+    again.sidecar.settle()
+    run = world.run(60_000).run
+    assert (run.state, run.reason, run.cancel) == (RunState.SUCCESS, "", None)
+
+
+def test_s21_what_has_nothing_to_report_when_its_timeout_is_over_is_cancelled() -> None:
+    world, sidecar, client = running(every(60_000, timeout_ms=4_000))
+    sidecar.die()
+    world.run_until(66_000)
+    again = Sidecar(world, "b").client(*client.specs, in_flight=tuple(client.running), name="again")
+    again.running = dict(client.running)
+    again.sidecar.settle()
+    world.run_for(REPORT_AWAITED)
+    assert again.reasons() == [CancelReason.TIMEOUT]
+
+
 def test_s21a_a_cancel_that_the_run_carries_is_delivered_by_who_adopts_it() -> None:
     world, sidecar, client = running(every(60_000, timeout_ms=7_000, cancel_grace_ms=30_000))
     world.run_until(69_000)
@@ -324,6 +350,22 @@ def test_s26_what_was_taken_over_meanwhile_is_lost() -> None:
     again.sidecar.settle()
     assert again.attached is not None
     assert again.attached.lost == (Lost(client.only().token, FENCED),)
+
+
+def test_s26_what_ended_while_the_store_was_asked_to_adopt_it_is_not_held() -> None:
+    """The result came by another call, and its answer before that of the heartbeat."""
+    world, sidecar, client = running()
+    token = client.only().token
+    again = restarted(world, sidecar, client)
+    adopting = again.sidecar.pending(Method.BEAT)
+    renewed = again.sidecar.execute(adopting)
+    again.complete(token, result="done")
+    again.sidecar.answer(Method.COMPLETE)
+    again.sidecar.reply(adopting, renewed)
+    assert again.attached is not None
+    assert again.attached.lost == (), "it has its receipt"
+    assert not again.sidecar.logged("run_adopted")
+    assert current(world.run(60_000)) == (1, "success", "")
 
 
 def test_s26_what_cannot_be_adopted_is_named_without_asking_the_store() -> None:

@@ -621,6 +621,15 @@ def test_s21_a_handler_that_returns_after_all_is_failed_too() -> None:
     assert current(world.run(60_000)) == (1, "failed", "timeout")
 
 
+def test_s22_a_handler_that_returns_while_it_is_told_of_its_timeout_is_retried() -> None:
+    """By its client's measure, which begins later than the sidecar's, it was in time."""
+    world, sidecar, client = running(every(60_000, timeout_ms=7_000, retry=RetrySpec(1)))
+    world.run_until(68_000)
+    client.complete(result="at the same time", elapsed_ms=6_999)
+    sidecar.settle()
+    assert world.run(60_000).run.state is RunState.RETRYING
+
+
 def test_s21_a_result_in_time_is_not_timed_out() -> None:
     world, _, client = running(TIMED)
     client.complete(result="in time")
