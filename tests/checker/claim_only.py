@@ -82,19 +82,25 @@ class _ClaimedOrder(Order):
         if run is None or run.token != step.token:
             self._say("I4", step, key, "a trusted step for a run that is another's")
         elif run.final and run.reason != "timeout" and step.token not in self.told:
-            on_its_way = step.at - run.at <= self.history.jobs[step.job].clock_error_ms
+            reached_from = max(run.at, self.thawed_at.get(step.app, 0))
+            on_its_way = step.at - reached_from <= self.history.jobs[step.job].clock_error_ms
             if run.cancel and run.by == "release" and on_its_way:
                 return
             seen = f"{run.state} {run.reason}"
             self._say("I4", step, key, f"a trusted step, while the store has {seen}")
 
     def _receipt(self, receipt: ResultReceipt) -> None:
-        """S17. A result counts, unless the run had ended before, or its handler was told so."""
+        """S17. A result counts, unless the run had ended before, its handler was told so, or the
+        store had it that its timeout was over (S21), after which another attempt may follow.
+        """
         Order._receipt(self, receipt)
         handler = self.history.handlers.get(receipt.token)
         if receipt.status == "recorded" or handler is None:
             return
         key = (handler.start.job, handler.start.slot)
+        states = [run for run in self.history.saved[key] if run.token == receipt.token]
+        if any(run.cancel == "timeout" and run.at <= receipt.at for run in states):
+            return
         if self.told.get(receipt.token) not in _GONE and not self.runs[key].final:
             self._say("S17", receipt, key, f"a result was {receipt.status} for a run in progress")
 

@@ -202,15 +202,9 @@ class Storage:
         lease_at = self.clock.boot_ms() if self.boot_leases else self.clock.wall_ms()
         left = run.lease.until - lease_at if run.lease else None
         until = None if left is None else self.timeline.now + left
-        if (
-            until is not None
-            and before is not None
-            and (run.token, run.lease)
-            == (
-                before.token,
-                before.lease,
-            )
-        ):
+        renewed = self._method == Method.BEAT and any(each.token == run.token for each in asked)
+        same = before is not None and (run.token, run.lease) == (before.token, before.lease)
+        if until is not None and same and not renewed:
             # Nobody set it: it is what it was, wherever the clock has been set to since.
             until = self._leased_until[run.token]
         if until is not None:
