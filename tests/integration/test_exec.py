@@ -133,6 +133,18 @@ async def test_a_command_learns_its_run_and_its_output_is_the_result(beside: Bes
     assert tokens[0].startswith(f"ANARCHON_RUN_TOKEN={made['slot']}.")
 
 
+async def test_s29_a_triggered_command_reads_its_payload_and_another_reads_nothing(
+    beside: Beside, tmp_path: Path
+) -> None:
+    payload = tmp_path / "payload"
+    payload.write_bytes(b"x" * 65_535 + b"\n")
+    await beside.exec("--job", "load", "--on-trigger", *shell("echo $ANARCHON_TRIGGER $(wc -c)"))
+    for given, said in ((("--payload", str(payload)), "manual 65536"), ((), "manual 0")):
+        made = await beside.trigger("load", *given, "--wait")
+        (attempt,) = (await beside.run(made))["attempts"]
+        assert (attempt["state"], attempt["result"]) == ("success", said)
+
+
 async def test_the_exit_status_is_the_result(beside: Beside) -> None:
     await beside.exec("--job", "bad", "--every", "1h", *shell("echo no such invoice >&2; exit 3"))
     made = await beside.trigger("bad", "--wait")

@@ -11,11 +11,13 @@ import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 from anarchon import Context
 from anarchon._errors import ForeignError
@@ -63,14 +65,15 @@ class Command:
         """Return the end of the output. Raises `ExitStatus`."""
         output = _Output(self._passing_on)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._arguments(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output.write_end,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment_of(ctx),
-                start_new_session=True,
-            )
+            with _input_of(ctx) as payload:
+                process = await asyncio.create_subprocess_exec(
+                    *self._arguments(),
+                    stdin=payload,
+                    stdout=output.write_end,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=environment_of(ctx),
+                    start_new_session=True,
+                )
         except BaseException:
             output.end()
             raise
@@ -118,6 +121,21 @@ class Command:
                 os.kill(process.pid, signal.SIGUSR1 if number == signal.SIGKILL else number)
 
 
+@contextmanager
+def _input_of(ctx: Context) -> Iterator[int | IO[bytes]]:
+    """What the command reads: the payload of a run that was triggered with one, else nothing.
+
+    A file, as what fits into a pipe is not the same everywhere.
+    """
+    if not ctx.payload:
+        yield asyncio.subprocess.DEVNULL
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(ctx.payload)
+        file.seek(0)
+        yield file
+
+
 def environment_of(ctx: Context) -> dict[str, str]:
     """What the command may know: of the run, but never the token that opens the sidecar."""
     hidden = ("ANARCHON_TOKEN_FILE", "ANARCHON_STORE")
@@ -128,6 +146,7 @@ def environment_of(ctx: Context) -> dict[str, str]:
         "ANARCHON_ATTEMPT": str(ctx.attempt),
         "ANARCHON_RUN_TOKEN": ctx.token,
         "ANARCHON_FENCE": str(ctx.fence),
+        "ANARCHON_TRIGGER": ctx.trigger.value,
     }
 
 

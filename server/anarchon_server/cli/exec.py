@@ -59,8 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Run a command as the handler of a job, beside a sidecar, until stopped. The "
         "exit status is the result: 0 is success, everything else a failure; the end of the "
         "output is kept in history. The command finds ANARCHON_JOB, ANARCHON_SLOT, "
-        "ANARCHON_ATTEMPT, ANARCHON_RUN_TOKEN and ANARCHON_FENCE in its environment. A cancel is "
-        "SIGTERM to its process group, and after --cancel-grace SIGKILL to all that it started. The "
+        "ANARCHON_ATTEMPT, ANARCHON_RUN_TOKEN, ANARCHON_FENCE and ANARCHON_TRIGGER in its environment, "
+        "and the payload of a run that was triggered on its standard input. A cancel is SIGTERM to its process group, and after --cancel-grace SIGKILL to all that it started. The "
         "exit status is 127 for a command that is not there and 126 for one that cannot be run.",
     )
     parser.add_argument("--job", metavar="NAME", required=True, help="the job's name")

@@ -35,5 +35,8 @@ def _pause(args: argparse.Namespace, admin: AdminClient) -> int:
     if args.json:
         _admin.print_json(job)
     else:
-        print(f"{args.job} is paused: none of its slots runs until anarchon resume {args.job}")
+        print(
+            f"{args.job} is paused: none of its slots runs until anarchon resume {args.job}; "
+            "what is triggered does"
+        )
     return 0

@@ -248,7 +248,10 @@ def _due(found: run_pb2.Run, field: str, word: str) -> str:
 def _cancel(found: run_pb2.Run) -> str:
     if not found.cancel_requested:
         return ""
-    return ": ".join(filter(None, ("requested", found.cancel_message)))
+    by_itself = found.reason in ("timeout", "superseded")
+    return ": ".join(
+        filter(None, (found.reason if by_itself else "requested", found.cancel_message))
+    )
 
 
 def _show_attempt(attempt: run_pb2.Attempt) -> None:

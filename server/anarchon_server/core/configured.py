@@ -44,7 +44,8 @@ def laid_over(
             value = _retry_over(was, value)
         value = _unset_if_off(field.name, value)
         changes[field.name] = value
-        if _is_set(field.name, was) and was != value:
+        only_triggered = field.name == "schedule" and not stated.by_name
+        if (_is_set(field.name, was) or only_triggered) and was != value:
             notes.append(
                 f"{stated.name}: {_named(field.name)} is {_shown(field.name, value)} by the "
                 f"sidecar's configuration, not {_shown(field.name, was)}"

@@ -153,6 +153,15 @@ async def test_one_run_is_shown_with_all_that_is_known_of_it(
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [("cancelled", "requested"), ("timeout", "timeout"), ("superseded", "superseded")],
+)
+def test_s21a_a_cancel_is_shown_with_what_it_was_for(reason: str, shown: str) -> None:
+    assert runs._cancel(run_pb2.Run(reason=reason)) == ""
+    assert runs._cancel(run_pb2.Run(reason=reason, cancel_requested=True)) == shown
+
+
 @pytest.mark.parametrize("name", ["jobs", "runs", "instances"])
 async def test_s30_a_list_of_one_instances_own_says_so(
     sidecar: Sidecar, command: Command, monkeypatch: pytest.MonkeyPatch, name: str

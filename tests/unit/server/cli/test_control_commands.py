@@ -86,7 +86,10 @@ async def client(sidecar: Sidecar) -> Client:
 async def test_a_job_is_paused_with_a_reason_and_resumed(command: Command, client: Client) -> None:
     status, out, err = await command("pause", "report", "--reason", "month's end")
     assert (status, err) == (0, "")
-    assert out == "report is paused: none of its slots runs until anarchon resume report\n"
+    assert out == (
+        "report is paused: none of its slots runs until anarchon resume report; what is triggered "
+        "does\n"
+    )
     _, out, _ = await command("jobs", "--json")
     shown = json.loads(out)
     assert (shown["paused"], shown["pause_reason"], shown["next_slots"]) == (

@@ -31,6 +31,13 @@ def test_a_job_offered_by_name_is_what_the_configuration_says() -> None:
     assert notes == ()
 
 
+def test_s29_a_schedule_for_a_job_that_was_only_triggered_is_said() -> None:
+    stated = JobSpec("sync", None)
+    job, notes = laid_over(stated, {"sync": JobSpec("sync", EverySchedule(10_000))})
+    assert job == JobSpec("sync", EverySchedule(10_000))
+    assert notes == ("sync: schedule is every 10s by the sidecar's configuration, not none",)
+
+
 def test_s22_pauses_before_retries_that_the_configuration_leaves_out_are_the_clients() -> None:
     stated = every(retry=RetrySpec(2, delay_ms=60_000, factor=3.0, max_delay_ms=600_000))
     given = JobSpec(stated.name, retry=RetrySpec(5, delay_ms=5_000))
