@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from anarchon_server.core.model import Definition, Outcome, OverlapPolicy, RunState
-from tests.contract.harness import DAY, LEASE, PERIOD, SECOND, T0, Cluster, Node, definition
+from tests.contract.harness import (
+    DAY,
+    JOB,
+    LEASE,
+    PERIOD,
+    SECOND,
+    T0,
+    Cluster,
+    Node,
+    definition,
+)
 
 HOUR = 3_600 * SECOND
 SHORT_WINDOW = definition(window=60 * SECOND)
@@ -89,7 +99,7 @@ async def test_s02_floor_and_fence_outlive_a_job_that_is_forgotten(
     cluster: Cluster, two: tuple[Node, Node]
 ) -> None:
     first, second = two
-    await second.register(definition("stays"))
+    await second.store.register(second.instance, [definition("stays")], [JOB])
     await run_through(cluster, first, 3)
     last = await first.seen(T0 + 3 * PERIOD)
     await first.beat(leaving=True)

@@ -743,7 +743,7 @@ MUTANTS = (
         slots_let_go,
         "F3",
         _claim_only(plan=(("max_concurrency", 1), ("hosts", 2)), work=BUSY),
-        first=14,
+        first=87,
     ),
     _mutant(broken_stream_taken_for_a_death, "I8 I4", _claim_only("lose_stream", work=LONG)),
 )
