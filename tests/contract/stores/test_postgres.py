@@ -794,6 +794,13 @@ async def asked_until_known(node: Node, claim: Any) -> ClaimOutcome:
             await asyncio.sleep(0.02)
 
 
+async def a_standby_streams_from(url: str) -> None:
+    """It may answer before it has connected with its primary."""
+    connected = "SELECT count(*) FROM pg_stat_replication"
+    while not await run_sql(url, "SELECT pg_sleep(0.02)", connected):
+        pass
+
+
 async def test_the_store_follows_a_fail_over_and_a_synchronous_standby_has_every_claim() -> None:
     """The URL names both hosts; the primary is killed under load, and the standby promoted."""
     primary = postgres.start_server()
@@ -801,6 +808,7 @@ async def test_the_store_follows_a_fail_over_and_a_synchronous_standby_has_every
     try:
         postgres.prepare(primary.url)
         standby = postgres.start_server(standby_of=primary)
+        await a_standby_streams_from(primary.url)
         both = (
             f"postgresql://{postgres.USER}@127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
             "/postgres?target_session_attrs=read-write"
